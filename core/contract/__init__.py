@@ -1,0 +1,1 @@
+"""What the core and the families say to one another."""

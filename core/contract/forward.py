@@ -1,0 +1,102 @@
+"""What one step hands to a family's `forward`.
+
+A step computes `T` tokens at once: first the decode rows, one token each, then prefill
+slices. The family sees ids, positions and a context; which pages, masks or caches stand
+behind the context is none of its business.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import attrs
+import mlx.core as mx
+
+
+@attrs.frozen
+class Segment:
+    """Consecutive tokens of one sequence inside a step.
+
+    Attributes:
+        start: Index of its first token in the step, `0 <= start < T`.
+        length: Tokens; 1 for a decode row.
+        position: Absolute position of its first token.
+    """
+
+    start: int
+    length: int
+    position: int
+
+
+@attrs.frozen(eq=False)
+class StepBatch:
+    """The tokens of one step.
+
+    Attributes:
+        ids: Token ids `[T]`, int32. Those of decode rows may still be unevaluated.
+        positions: Absolute positions `[T]`, int32.
+        segments: The step's segments in token order, decode rows first.
+        num_decode_rows: How many of the segments are decode rows (one token each).
+        logit_rows: Indices `[R]`, int32, of the tokens whose logits are wanted.
+    """
+
+    ids: mx.array
+    positions: mx.array
+    segments: tuple[Segment, ...]
+    num_decode_rows: int
+    logit_rows: mx.array
+
+
+@attrs.frozen
+class RopeSpec:
+    """A rotary embedding.
+
+    Attributes:
+        dims: Leading elements of a head that are rotated, even.
+        theta: Base of the geometric series of wavelengths.
+        interleaved: Rotate pairs `(2i, 2i+1)` instead of `(i, i + dims/2)`.
+        inv_freq: Angular frequencies `[dims/2]` in radians a token, when a scaling rule
+            changed them; None means `theta ** (-2i / dims)`.
+        scale: Factor on the rotated elements (the attention factor of YaRN).
+    """
+
+    dims: int
+    theta: float
+    interleaved: bool = False
+    inv_freq: tuple[float, ...] | None = None
+    scale: float = 1.0
+
+
+class ForwardContext(Protocol):
+    """All that a model sees of the cache during one step."""
+
+    def attend(
+        self,
+        layer: int,
+        q: mx.array,
+        k: mx.array | None,
+        v: mx.array | None,
+        *,
+        scale: float,
+        softcap: float | None = None,
+    ) -> mx.array:
+        """Store the step's keys and values, then attend each token to its own sequence.
+
+        Call it once a layer, in layer order. A token sees the positions up to its own.
+
+        Args:
+            layer: Index of the layer.
+            q: Queries `[T, Hq, D]`; `Hq` is a multiple of the layer's key heads.
+            k: Keys `[T, Hk, D]`, or None for a layer that reads its anchor's.
+            v: Values `[T, Hk, Dv]`, or None with `k`.
+            scale: Factor on `q·k`, usually `D ** -0.5`.
+            softcap: Scores become `softcap * tanh(score / softcap)`.
+
+        Returns:
+            `[T, Hq, Dv]`, in the dtype of `q`.
+        """
+        ...
+
+    def rope(self, x: mx.array, spec: RopeSpec) -> mx.array:
+        """Rotate `x [T, H, D]` at the step's positions; same shape and dtype."""
+        ...

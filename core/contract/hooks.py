@@ -1,0 +1,149 @@
+"""The questions that the core asks a family, each answered by one function of its module.
+
+A hook announces, the object it returns acts: hooks are asked at load and once a step,
+never per token or layer. pluggy reads this class at run time; pyright checks a plugin
+module against it (`hooks: FamilyHooks = plugin_module`). Each docstring says, in this
+order: what is asked; when, on which thread; shapes and units; what may be raised; which
+clause of the conformance suite checks it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+import pluggy
+
+from .cache_spec import CacheLayout
+from .plan import ColdEligibility, ExecutionPlan, FamilyInfo, ModelShape, OutputProtocol
+from .sidecar import SidecarPolicy
+
+if TYPE_CHECKING:
+    import mlx.core as mx
+    import mlx.nn as nn
+
+    from .forward import ForwardContext, StepBatch
+    from .weights import Weights
+
+PROJECT = "neve"
+hookspec = pluggy.HookspecMarker(PROJECT)
+hookimpl = pluggy.HookimplMarker(PROJECT)
+
+OPTIONAL_HOOKS = frozenset({"build_sidecar_policy", "execution_plan", "output_protocol"})
+"""Hooks that a family may leave out; the defaults stand in `families.Family`."""
+
+
+class FamilyHooks(Protocol):
+    """What a family's module answers."""
+
+    @hookspec(firstresult=True)
+    def family_info(self) -> FamilyInfo:
+        """Say who the family is.
+
+        Asked once at discovery, on any thread; must not import MLX.
+        No shapes.
+        Must not raise.
+        Suite: `test_info`.
+        """
+        ...
+
+    @hookspec(firstresult=True)
+    def parse_config(self, raw: Mapping[str, Any]) -> Any:
+        """Turn the parsed config.json into the family's own frozen config.
+
+        Asked at load, before a weight is opened, on the loading thread.
+        `raw` is a plain mapping; keep no reference to it.
+        Raises `ConfigError` with the key's path, `UnsupportedModelError` for a variant that
+        the family does not implement.
+        Suite: `test_config_round_trip`.
+        """
+        ...
+
+    @hookspec(firstresult=True)
+    def model_shape(self, config: Any) -> ModelShape:
+        """State vocabulary, context and layer count.
+
+        Asked at load, on the loading thread.
+        Counts; the context in tokens.
+        Must not raise.
+        Suite: `test_layout`.
+        """
+        ...
+
+    @hookspec(firstresult=True)
+    def declare_cache_groups(self, config: Any) -> CacheLayout:
+        """Declare the cache groups and one route a layer.
+
+        Asked at load, before the pools are sized, on the loading thread.
+        Routes in layer order; block sizes in tokens.
+        Raises `ConfigError`.
+        Suite: `test_layout`.
+        """
+        ...
+
+    @hookspec(firstresult=True)
+    def build_model(self, config: Any, weights: Weights) -> nn.Module:
+        """Build the model and take its weights.
+
+        Asked at load, on the engine thread.
+        `weights` maps names to lazy arrays; the module's parameters are named as in the
+        checkpoint.
+        Raises `WeightError`: missing, unexpected or mis-shaped tensors, all of them named.
+        Suite: `test_reference_logits`.
+        """
+        ...
+
+    @hookspec(firstresult=True)
+    def forward(self, model: nn.Module, batch: StepBatch, context: ForwardContext) -> mx.array:
+        """Compute the logits of the rows that want them.
+
+        Asked once a step, on the engine thread; must not wait for the device.
+        ids `[T]` int32 in, logits `[R, vocab_size]` out, `R = len(batch.logit_rows)`.
+        Must not raise; a raise ends the step and fails its turns.
+        Suite: `test_paged_equals_flat`, `test_batched_equals_serial`.
+        """
+        ...
+
+    @hookspec(firstresult=True)
+    def build_sidecar_policy(self, config: Any) -> SidecarPolicy | None:
+        """State which state outside the pools must be restored with a prefix.
+
+        Asked at load, on the loading thread.
+        Geometry in elements; None for a family that keeps nothing outside its blocks.
+        Must not raise.
+        Suite: `test_cold_restore_statement`.
+        """
+        ...
+
+    @hookspec(firstresult=True)
+    def cold_restore_eligibility(self, config: Any | None) -> ColdEligibility:
+        """Say whether a prefix of this family may come back from disk.
+
+        Asked at load and, with None, when families are listed; on any thread.
+        No shapes.
+        Must not raise.
+        Suite: `test_cold_restore_statement`.
+        """
+        ...
+
+    @hookspec(firstresult=True)
+    def execution_plan(self, config: Any) -> ExecutionPlan:
+        """Say how the family wants to be run.
+
+        Asked at load, on the loading thread.
+        Chunks in tokens.
+        Must not raise.
+        Suite: `test_layout`.
+        """
+        ...
+
+    @hookspec(firstresult=True)
+    def output_protocol(self, config: Any) -> OutputProtocol:
+        """Say how the family's models end a turn, reason and call tools.
+
+        Asked at load, on the loading thread.
+        Token texts.
+        Must not raise.
+        Suite: `test_info`.
+        """
+        ...

@@ -1,0 +1,46 @@
+"""A checkpoint's tensors, as a family sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Literal, Protocol, Self
+
+import mlx.core as mx
+import mlx.nn as nn
+
+
+class Weights(Protocol):
+    """Name -> tensor. Immutable; `checkpoint.weights.Weights` is the one implementation."""
+
+    @property
+    def format(self) -> Literal["safetensors", "gguf"]:
+        """What the tensors come from; GGUF values may follow conventions of their own."""
+        ...
+
+    def __getitem__(self, name: str, /) -> mx.array:
+        """Read one tensor."""
+        ...
+
+    def __contains__(self, name: object, /) -> bool: ...
+
+    def __iter__(self) -> Iterator[str]: ...
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return a tensor's shape without reading it."""
+        ...
+
+    def renamed(self, fn: Callable[[str], str | None]) -> Self:
+        """Return the weights under other names; None drops a tensor on purpose."""
+        ...
+
+    def mapped(self, fn: Callable[[str, mx.array], mx.array]) -> Self:
+        """Return the weights with `fn(name, tensor)` in the place of each tensor."""
+        ...
+
+    def load_into(self, module: nn.Module, *, keep_float32: Sequence[str] = ()) -> None:
+        """Give every parameter of `module` its tensor.
+
+        Raises:
+            WeightError: Tensors are missing, unexpected or mis-shaped; all are named.
+        """
+        ...

@@ -1,0 +1,207 @@
+"""The error tree.
+
+Every error carries its data in attributes; the sentence says what was wrong and what
+would be right. Each also derives from the builtin that a caller would expect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class NeveError(Exception):
+    """The root of everything that neve raises on purpose."""
+
+
+class SettingsError(NeveError, ValueError):
+    """One or more settings are unknown, mistyped or out of range.
+
+    Attributes:
+        findings: One sentence a bad key, each beginning with the key's path.
+    """
+
+    def __init__(self, findings: Sequence[str]) -> None:
+        self.findings = tuple(findings)
+        super().__init__("; ".join(self.findings))
+
+
+class PluginError(NeveError):
+    """A family plugin cannot be used; the others keep working.
+
+    Attributes:
+        plugin: The entry point's name.
+        reason: Why, in one sentence.
+        model_types: The model types that it would have answered for, as far as known.
+    """
+
+    def __init__(self, plugin: str, reason: str, model_types: Sequence[str] = ()) -> None:
+        self.plugin = plugin
+        self.reason = reason
+        self.model_types = tuple(model_types)
+        super().__init__(f"family plugin {plugin!r}: {reason}")
+
+
+class PluginConflictError(PluginError):
+    """Two plugins answer for one model type; neither is used."""
+
+
+class HookMissingError(PluginError):
+    """A plugin lacks a mandatory hook, or offers one that is not asked for."""
+
+
+class HookVersionError(PluginError):
+    """A plugin was written for another version of the hook specification."""
+
+
+class FamilyNotInstalledError(NeveError, LookupError):
+    """No installed plugin answers for a checkpoint's model type.
+
+    Attributes:
+        model_type: What the checkpoint's config.json says.
+        distribution: The distribution that would bring the family.
+    """
+
+    def __init__(self, model_type: str, distribution: str, installed: Sequence[str]) -> None:
+        self.model_type = model_type
+        self.distribution = distribution
+        known = ", ".join(installed) or "none"
+        super().__init__(
+            f"no installed family answers for model type {model_type!r}: "
+            f"try `pip install {distribution}` (installed: {known})"
+        )
+
+
+class CheckpointError(NeveError):
+    """A checkpoint cannot be read."""
+
+
+class UnsupportedModelError(CheckpointError, ValueError):
+    """The checkpoint is sound but asks for something that its family does not implement."""
+
+
+class ConfigError(CheckpointError, ValueError):
+    """A value in config.json is missing, mistyped or impossible.
+
+    Attributes:
+        key: The key's path, e.g. `text_config.rope_theta`.
+    """
+
+    def __init__(self, key: str, reason: str) -> None:
+        self.key = key
+        super().__init__(f"config.json: {key}: {reason}")
+
+
+class WeightError(CheckpointError, ValueError):
+    """The weights are not those that the model needs.
+
+    Attributes:
+        missing: Parameters that the model needs and the checkpoint lacks.
+        unexpected: Tensors that no parameter takes.
+        mismatched: Sentences about tensors of the wrong shape or type.
+    """
+
+    def __init__(
+        self,
+        reason: str,
+        *,
+        missing: Sequence[str] = (),
+        unexpected: Sequence[str] = (),
+        mismatched: Sequence[str] = (),
+    ) -> None:
+        self.missing = tuple(missing)
+        self.unexpected = tuple(unexpected)
+        self.mismatched = tuple(mismatched)
+        super().__init__(reason)
+
+
+class RequestError(NeveError, ValueError):
+    """A request cannot be served as it stands.
+
+    Attributes:
+        code: A stable word for programs.
+        param: The parameter that was wrong, or None.
+    """
+
+    def __init__(self, message: str, *, code: str, param: str | None = None) -> None:
+        self.code = code
+        self.param = param
+        super().__init__(message)
+
+
+class ContextLengthExceededError(RequestError):
+    """A prompt does not fit into the model's context or the cache."""
+
+    def __init__(self, num_tokens: int, max_tokens: int, bound: str) -> None:
+        self.num_tokens = num_tokens
+        self.max_tokens = max_tokens
+        super().__init__(
+            f"the prompt has {num_tokens} tokens, but {bound} holds {max_tokens}",
+            code="context_length_exceeded",
+            param="prompt",
+        )
+
+
+class InvalidSamplingError(RequestError):
+    """A sampling parameter is out of range or of the wrong type."""
+
+    def __init__(self, param: str, got: object, expected: str) -> None:
+        self.got = got
+        self.expected = expected
+        super().__init__(
+            f"{param} must be {expected}, got {got!r}", code="invalid_sampling", param=param
+        )
+
+
+class SaltTooLongError(RequestError):
+    """A cache salt exceeds 256 UTF-8 bytes."""
+
+    def __init__(self, num_bytes: int, max_bytes: int) -> None:
+        super().__init__(
+            f"cache_salt has {num_bytes} UTF-8 bytes, at most {max_bytes} are allowed",
+            code="salt_too_long",
+            param="cache_salt",
+        )
+
+
+class CacheMisuseError(NeveError, RuntimeError):
+    """The cache was used out of order: a fault of the caller, refused before any change.
+
+    Attributes:
+        operation: What was tried.
+        state: The state in which it is not allowed.
+    """
+
+    def __init__(self, operation: str, state: str) -> None:
+        self.operation = operation
+        self.state = state
+        super().__init__(f"cannot {operation}: {state}")
+
+
+class CacheExhaustedError(NeveError, MemoryError):
+    """No block is free, evictable or growable.
+
+    Attributes:
+        needed: Blocks that were asked for.
+        available: Blocks that could be had.
+    """
+
+    def __init__(self, needed: int, available: int) -> None:
+        self.needed = needed
+        self.available = available
+        super().__init__(f"{needed} blocks needed, {available} to be had")
+
+
+class MemoryBudgetError(NeveError, MemoryError):
+    """Weights or pools do not fit into the memory that neve may use."""
+
+
+class TurnStateError(NeveError, RuntimeError):
+    """A turn was moved along an edge that its state machine does not have."""
+
+
+class EngineClosedError(NeveError, RuntimeError):
+    """The model was closed, or its engine thread has ended."""
+
+
+class TurnCancelledError(NeveError):
+    """The turn was cancelled before it finished."""

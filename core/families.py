@@ -1,0 +1,248 @@
+"""Families: found through entry points, validated one by one, asked through one caller each.
+
+A broken plugin stops nobody else: whatever goes wrong becomes a `PluginError` that stands
+in the catalogue beside the families that work.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable, Iterable, Mapping
+from importlib.metadata import EntryPoint, entry_points
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import pluggy
+
+from .contract.hooks import OPTIONAL_HOOKS, PROJECT, FamilyHooks
+from .contract.plan import HOOKSPEC_VERSION, ExecutionPlan, FamilyInfo, OutputProtocol
+from .errors import (
+    FamilyNotInstalledError,
+    HookMissingError,
+    HookVersionError,
+    PluginConflictError,
+    PluginError,
+)
+from .log import get_logger
+
+if TYPE_CHECKING:
+    import mlx.core as mx
+    import mlx.nn as nn
+
+    from .contract.cache_spec import CacheLayout
+    from .contract.forward import ForwardContext, StepBatch
+    from .contract.plan import ColdEligibility, ModelShape
+    from .contract.sidecar import SidecarPolicy
+    from .contract.weights import Weights
+
+ENTRY_POINT_GROUP = "neve.families"
+PLUGINS_VARIABLE = "NEVE_PLUGINS"
+"""Comma-separated entry points to load; set but empty loads none; unset loads all."""
+
+HOOK_NAMES = frozenset(
+    name for name, _ in inspect.getmembers(FamilyHooks, inspect.isfunction) if name[0] != "_"
+)
+
+
+@attrs.frozen
+class Family:
+    """One plugin's answers, behind typed methods; see `contract.hooks` for what they mean."""
+
+    info: FamilyInfo
+    version: str
+    _ask: Mapping[str, Callable[..., Any]] = attrs.field(repr=False)
+
+    @property
+    def name(self) -> str:
+        """The family's name."""
+        return self.info.name
+
+    def parse_config(self, raw: Mapping[str, Any]) -> Any:
+        """Return the family's frozen config."""
+        return self._ask["parse_config"](raw=raw)
+
+    def model_shape(self, config: Any) -> ModelShape:
+        """Return vocabulary, context and layer count."""
+        return self._ask["model_shape"](config=config)
+
+    def declare_cache_groups(self, config: Any) -> CacheLayout:
+        """Return the cache layout."""
+        return self._ask["declare_cache_groups"](config=config)
+
+    def build_model(self, config: Any, weights: Weights) -> nn.Module:
+        """Return the model with its weights."""
+        return self._ask["build_model"](config=config, weights=weights)
+
+    def forward(self, model: nn.Module, batch: StepBatch, context: ForwardContext) -> mx.array:
+        """Return logits `[R, V]`."""
+        return self._ask["forward"](model=model, batch=batch, context=context)
+
+    def build_sidecar_policy(self, config: Any) -> SidecarPolicy | None:
+        """Return the sidecar policy, None without one."""
+        return self._ask["build_sidecar_policy"](config=config)
+
+    def cold_restore_eligibility(self, config: Any | None = None) -> ColdEligibility:
+        """Return whether prefixes may come back from disk."""
+        return self._ask["cold_restore_eligibility"](config=config)
+
+    def execution_plan(self, config: Any) -> ExecutionPlan:
+        """Return the family's plan, the default one if it states none."""
+        return self._ask["execution_plan"](config=config) or ExecutionPlan()
+
+    def output_protocol(self, config: Any) -> OutputProtocol:
+        """Return the family's output protocol, an empty one if it states none."""
+        return self._ask["output_protocol"](config=config) or OutputProtocol()
+
+
+@attrs.frozen
+class Catalogue:
+    """What discovery found.
+
+    Attributes:
+        families: Families that work, by name.
+        refused: One error for each plugin that does not.
+    """
+
+    families: Mapping[str, Family]
+    refused: tuple[PluginError, ...]
+
+    def for_model_type(self, model_type: str) -> Family:
+        """Return the family that answers for `model_type`.
+
+        Raises:
+            PluginError: The plugin that would answer was refused, or two of them claim it.
+            FamilyNotInstalledError: Nobody answers for it.
+        """
+        for family in self.families.values():
+            if model_type in family.info.model_types:
+                return family
+        for error in self.refused:
+            if model_type in error.model_types or error.plugin == model_type:
+                raise error
+        distribution = f"neve-{model_type.replace('_', '-')}"
+        raise FamilyNotInstalledError(model_type, distribution, sorted(self.families))
+
+
+def _wanted(point: EntryPoint) -> bool:
+    names = os.environ.get(PLUGINS_VARIABLE)
+    return names is None or point.name in {name.strip() for name in names.split(",")}
+
+
+def _import(point: EntryPoint) -> object:
+    try:
+        return point.load()
+    except Exception as error:
+        raise PluginError(
+            point.name, f"importing {point.value} raised {type(error).__name__}: {error}"
+        ) from error
+
+
+def _register(name: str, module: object) -> pluggy.PluginManager:
+    """Return a manager that holds this plugin alone, so that its hooks run for it only."""
+    manager = pluggy.PluginManager(PROJECT)
+    manager.add_hookspecs(FamilyHooks)
+    try:
+        manager.register(module, name)
+        manager.check_pending()
+    except pluggy.PluginValidationError as error:
+        raise HookMissingError(name, str(error)) from error
+    return manager
+
+
+def _check_hooks(name: str, manager: pluggy.PluginManager, info: FamilyInfo) -> None:
+    offered = {hook for hook in HOOK_NAMES if getattr(manager.hook, hook).get_hookimpls()}
+    missing = sorted(HOOK_NAMES - OPTIONAL_HOOKS - offered)
+    if missing:
+        reason = f"mandatory hooks are missing: {', '.join(missing)}"
+        raise HookMissingError(name, reason, info.model_types)
+
+
+def _ask_info(name: str, manager: pluggy.PluginManager) -> FamilyInfo:
+    if not manager.hook.family_info.get_hookimpls():
+        raise HookMissingError(name, "mandatory hooks are missing: family_info")
+    try:
+        info = manager.hook.family_info()
+    except Exception as error:
+        raise PluginError(
+            name, f"family_info raised {type(error).__name__}: {error}"
+        ) from error
+    if not isinstance(info, FamilyInfo):
+        raise PluginError(name, f"family_info returned {info!r}, not a FamilyInfo")
+    return info
+
+
+def load_family(name: str, module: object, version: str = "unknown") -> Family:
+    """Validate one plugin and return its family.
+
+    Args:
+        name: The entry point's name, for messages.
+        module: The plugin: a module or object with hook implementations.
+        version: The distribution's version.
+
+    Raises:
+        PluginError: Or one of its kinds; the sentence says what is wrong.
+    """
+    manager = _register(name, module)
+    info = _ask_info(name, manager)
+    if info.hookspec_version != HOOKSPEC_VERSION:
+        raise HookVersionError(
+            name,
+            f"it was written for hook specification {info.hookspec_version}, this neve has "
+            f"{HOOKSPEC_VERSION}: install matching versions of neve and {info.distribution}",
+            info.model_types,
+        )
+    _check_hooks(name, manager, info)
+    return Family(info, version, {hook: getattr(manager.hook, hook) for hook in HOOK_NAMES})
+
+
+def _without_conflicts(
+    families: Iterable[tuple[str, Family]],
+) -> tuple[dict[str, Family], list[PluginError]]:
+    """Drop every family whose name or model type another one claims as well."""
+    claims: dict[str, list[str]] = {}
+    found = list(families)
+    for plugin, family in found:
+        for claim in {f"name {family.name!r}"} | {
+            f"model type {t!r}" for t in family.info.model_types
+        }:
+            claims.setdefault(claim, []).append(plugin)
+    kept: dict[str, Family] = {}
+    refused: list[PluginError] = []
+    for plugin, family in found:
+        disputed = sorted(
+            claim for claim, plugins in claims.items() if plugin in plugins and len(plugins) > 1
+        )
+        if not disputed:
+            kept[family.name] = family
+            continue
+        rivals = ", ".join(p for p in claims[disputed[0]] if p != plugin)
+        reason = f"{', '.join(disputed)} is claimed by {rivals} too"
+        refused.append(PluginConflictError(plugin, reason, family.info.model_types))
+    return kept, refused
+
+
+def discover(points: Iterable[EntryPoint] | None = None) -> Catalogue:
+    """Load every installed plugin; nothing raises, what is broken is listed as refused.
+
+    Args:
+        points: Entry points to look at; None means those of the environment.
+    """
+    points = entry_points(group=ENTRY_POINT_GROUP) if points is None else points
+    found: list[tuple[str, Family]] = []
+    refused: list[PluginError] = []
+    for point in points:
+        if not _wanted(point):
+            continue
+        version = point.dist.version if point.dist is not None else "unknown"
+        try:
+            found.append((point.name, load_family(point.name, _import(point), version)))
+        except PluginError as error:
+            refused.append(error)
+    kept, conflicts = _without_conflicts(found)
+    refused += conflicts
+    for error in refused:
+        get_logger("families").warning(
+            "families.plugin.refused", plugin=error.plugin, reason=error.reason
+        )
+    return Catalogue(kept, tuple(refused))

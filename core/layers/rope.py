@@ -1,0 +1,155 @@
+"""Rotary position embeddings: from a config's words to frequencies, and the rotation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import mlx.core as mx
+
+from ..contract.forward import RopeSpec
+from ..errors import ConfigError, UnsupportedModelError
+
+
+def _base_frequencies(dims: int, theta: float) -> list[float]:
+    return [theta ** (-2 * i / dims) for i in range(dims // 2)]
+
+
+def _number(scaling: Mapping[str, Any], key: str, default: float | None = None) -> float:
+    value = scaling.get(key, default)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ConfigError(f"rope_scaling.{key}", f"must be a number, got {value!r}")
+    return float(value)
+
+
+def _linear(spec: RopeSpec, scaling: Mapping[str, Any], _: int) -> RopeSpec:
+    factor = _number(scaling, "factor")
+    inv_freq = tuple(f / factor for f in _base_frequencies(spec.dims, spec.theta))
+    return RopeSpec(spec.dims, spec.theta, spec.interleaved, inv_freq)
+
+
+def _llama3(spec: RopeSpec, scaling: Mapping[str, Any], _: int) -> RopeSpec:
+    """Stretch long wavelengths, keep short ones, blend between.
+
+    Source: the rope scaling of Llama 3.1 as its makers ship it.
+    """
+    factor = _number(scaling, "factor")
+    low, high = _number(scaling, "low_freq_factor"), _number(scaling, "high_freq_factor")
+    original = _number(scaling, "original_max_position_embeddings")
+
+    def stretch(freq: float) -> float:
+        turns = original * freq / (2 * math.pi)
+        smooth = min(1.0, max(0.0, (turns - low) / (high - low)))
+        return (1 - smooth) * freq / factor + smooth * freq
+
+    inv_freq = tuple(stretch(f) for f in _base_frequencies(spec.dims, spec.theta))
+    return RopeSpec(spec.dims, spec.theta, spec.interleaved, inv_freq)
+
+
+def _yarn(spec: RopeSpec, scaling: Mapping[str, Any], max_context: int) -> RopeSpec:
+    """Blend interpolated and original frequencies along a ramp over the dimensions.
+
+    Source: Peng et al., "YaRN: Efficient Context Window Extension", equations 19-22.
+    """
+    factor = _number(scaling, "factor")
+    original = _number(scaling, "original_max_position_embeddings", max_context)
+    fast, slow = _number(scaling, "beta_fast", 32), _number(scaling, "beta_slow", 1)
+
+    def dimension(turns: float) -> float:
+        wavelengths = math.log(original / (turns * 2 * math.pi))
+        return spec.dims * wavelengths / (2 * math.log(spec.theta))
+
+    low = max(math.floor(dimension(fast)), 0)
+    high = min(math.ceil(dimension(slow)), spec.dims - 1)
+
+    def blend(i: int, freq: float) -> float:
+        ramp = min(1.0, max(0.0, (i - low) / max(high - low, 0.001)))
+        return freq / factor * ramp + freq * (1 - ramp)
+
+    inv_freq = tuple(
+        blend(i, f) for i, f in enumerate(_base_frequencies(spec.dims, spec.theta))
+    )
+    scale = scaling.get("attention_factor")
+    if scale is None:
+        scale = 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
+    return RopeSpec(spec.dims, spec.theta, spec.interleaved, inv_freq, float(scale))
+
+
+_RULES: Mapping[str, Callable[[RopeSpec, Mapping[str, Any], int], RopeSpec]] = {
+    "linear": _linear,
+    "llama3": _llama3,
+    "yarn": _yarn,
+}
+
+
+def rope_spec(
+    dims: int,
+    theta: float,
+    scaling: Mapping[str, Any] | None,
+    *,
+    max_context: int,
+    interleaved: bool = False,
+) -> RopeSpec:
+    """Return the rotary embedding that a config describes.
+
+    Args:
+        dims: Leading elements of a head that are rotated.
+        theta: The base.
+        scaling: `rope_scaling` or `rope_parameters` of config.json; its rule stands under
+            `rope_type` or `type`.
+        max_context: The model's context, in tokens, where a rule needs it.
+        interleaved: Rotate pairs `(2i, 2i+1)`.
+
+    Raises:
+        ConfigError: A rule's parameter is missing or no number.
+        UnsupportedModelError: An unknown rule.
+    """
+    spec = RopeSpec(dims, theta, interleaved)
+    if not scaling:
+        return spec
+    rule = scaling.get("rope_type", scaling.get("type", "default"))
+    if rule == "default":
+        return spec
+    if rule not in _RULES:
+        known = ", ".join(["default", *_RULES])
+        raise UnsupportedModelError(f"rope type {rule!r} is not supported (known: {known})")
+    return _RULES[rule](spec, scaling, max_context)
+
+
+class Rotation:
+    """Rotates heads at the positions of one step; a frequency table is made once a spec.
+
+    Angles are computed in float32, as every implementation of the families does.
+    """
+
+    def __init__(self, positions: mx.array) -> None:
+        self._positions = positions.astype(mx.float32)
+        self._tables: dict[RopeSpec, tuple[mx.array, mx.array]] = {}
+
+    def _table(self, spec: RopeSpec, dtype: mx.Dtype) -> tuple[mx.array, mx.array]:
+        """Return cosines and sines `[T, 1, dims/2]` in `dtype`."""
+        table = self._tables.get(spec)
+        if table is None:
+            freq = mx.array(spec.inv_freq or _base_frequencies(spec.dims, spec.theta))
+            angles = self._positions[:, None] * freq.astype(mx.float32)
+            table = self._tables[spec] = (
+                (mx.cos(angles) * spec.scale).astype(dtype)[:, None],
+                (mx.sin(angles) * spec.scale).astype(dtype)[:, None],
+            )
+        return table
+
+    def __call__(self, x: mx.array, spec: RopeSpec) -> mx.array:
+        """Return `x [T, H, D]` with its first `spec.dims` elements rotated."""
+        cos, sin = self._table(spec, x.dtype)
+        if spec.interleaved:
+            a, b = x[..., : spec.dims : 2], x[..., 1 : spec.dims : 2]
+            pairs = mx.stack([a * cos - b * sin, b * cos + a * sin], axis=-1)
+            parts = [pairs.reshape(*x.shape[:-1], spec.dims)]
+        else:
+            half = spec.dims // 2
+            a, b = x[..., :half], x[..., half : spec.dims]
+            parts = [a * cos - b * sin, b * cos + a * sin]
+        if spec.dims < x.shape[-1]:
+            parts.append(x[..., spec.dims :])
+        return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=-1)

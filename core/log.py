@@ -1,0 +1,55 @@
+"""Logging: structlog, quiet by default.
+
+Event names are dotted facts, `room.noun.verb`; values are key-value pairs. Prompts, tokens
+and salts never appear.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Any
+
+import structlog
+
+EVENTS = frozenset(
+    {
+        "checkpoint.file.resolved",
+        "engine.loop.failed",
+        "engine.step.failed",
+        "families.plugin.refused",
+        "kvcache.growth.refused",
+        "kvcache.pool.grown",
+        "loading.model.loaded",
+        "loading.pool.dynamic",
+        "loading.setting.ignored",
+        "scheduler.turn.preempted",
+    }
+)
+"""Every event name that neve logs."""
+
+
+def configure(level: int = logging.WARNING) -> None:
+    """Write events at or above `level` to stderr, for the whole process."""
+    structlog.configure(
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso"),
+            structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty()),
+        ],
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        cache_logger_on_first_use=False,
+    )
+
+
+def configure_if_unset() -> None:
+    """Be quiet unless the application has configured structlog itself."""
+    if not structlog.is_configured():
+        configure()
+
+
+def get_logger(room: str) -> Any:
+    """Return a logger bound to a room; make one per object or module, not per call."""
+    return structlog.get_logger(room=room)

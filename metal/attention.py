@@ -1,0 +1,160 @@
+"""Attention over pages and over contiguous keys, in MLX operations.
+
+Pools are `[B, Hk, S, D]`: `B` pages of `S` tokens. On a CPU there is no fused attention
+kernel, so scores are computed by one matrix product per key head, in which the `G = Hq/Hk`
+queries of a group are rows: the keys are read once instead of `G` times.
+"""
+
+from __future__ import annotations
+
+import mlx.core as mx
+
+from . import dispatch
+
+QUERY_TILE = 256
+"""Queries that attend at once on a CPU: bounds the score matrix, and lets a tile skip the
+keys after its last query."""
+
+
+def gather_pages(pool: mx.array, tables: mx.array) -> mx.array:
+    """Return the pages of each table as contiguous keys or values.
+
+    Args:
+        pool: `[B, Hk, S, D]`.
+        tables: `[N, M]` int32 page numbers.
+
+    Returns:
+        `[N, Hk, M * S, D]`, contiguous: one copy, no transpose.
+    """
+    num_rows, num_pages = tables.shape
+    _, heads, page_size, dims = pool.shape
+    pages = pool[tables[:, None, :], mx.arange(heads)[None, :, None]]
+    return pages.reshape(num_rows, heads, num_pages * page_size, dims)
+
+
+def scatter_tokens(pool: mx.array, pages: mx.array, offsets: mx.array, x: mx.array) -> None:
+    """Write `x [T, Hk, D]` to `pool[pages, :, offsets]`, in place.
+
+    The pool's buffer is reused only while nobody else holds the array or a view of it.
+    """
+    pool[pages, :, offsets] = x.astype(pool.dtype)
+
+
+def _cap(scores: mx.array, softcap: float | None) -> mx.array:
+    return scores if softcap is None else softcap * mx.tanh(scores / softcap)
+
+
+def _attend(
+    q: mx.array,
+    k: mx.array,
+    v: mx.array,
+    mask: mx.array | None,
+    scale: float,
+    softcap: float | None,
+) -> mx.array:
+    """Return `[N, Hk, G, L, Dv]` for `q [N, Hk, G, L, D]`, keys `[N, Hk, K, D]`.
+
+    `mask` is added to the scores `[N, Hk, G, L, K]`; scores and softmax are in float32.
+    """
+    num_rows, heads, group, length, dims = q.shape
+    rows = (q * scale).reshape(num_rows, heads, group * length, dims)
+    scores = (rows @ k.swapaxes(-1, -2)).reshape(num_rows, heads, group, length, -1)
+    scores = _cap(scores.astype(mx.float32), softcap)
+    if mask is not None:
+        scores = scores + mask
+    weights = mx.softmax(scores, axis=-1).astype(v.dtype)
+    out = weights.reshape(num_rows, heads, group * length, -1) @ v
+    return out.reshape(num_rows, heads, group, length, -1)
+
+
+def _fused(device: mx.Device, softcap: float | None) -> bool:
+    return device.type == mx.DeviceType.gpu and softcap is None
+
+
+def decode_attention(
+    q: mx.array,
+    k: mx.array,
+    v: mx.array,
+    mask: mx.array,
+    *,
+    scale: float,
+    softcap: float | None = None,
+) -> mx.array:
+    """Attend one query a row to the row's keys.
+
+    Args:
+        q: `[N, Hq, D]`.
+        k: `[N, Hk, K, D]`.
+        v: `[N, Hk, K, Dv]`.
+        mask: `[N, 1, 1, 1, K]` float32, 0 where a key is visible and -inf elsewhere.
+        scale: Factor on the scores.
+        softcap: Bound of the scores, None for none.
+
+    Returns:
+        `[N, Hq, Dv]`.
+    """
+    num_rows, num_heads, dims = q.shape
+    heads = k.shape[1]
+    if _fused(mx.default_device(), softcap):
+        dispatch.record("decode_attention", "sdpa")
+        bias = mask[:, 0].astype(q.dtype)
+        out = mx.fast.scaled_dot_product_attention(q[:, :, None], k, v, scale=scale, mask=bias)
+        return out.reshape(num_rows, num_heads, -1)
+    dispatch.record("decode_attention", "ops")
+    grouped = q.reshape(num_rows, heads, num_heads // heads, 1, dims)
+    return _attend(grouped, k, v, mask, scale, softcap).reshape(num_rows, num_heads, -1)
+
+
+def prefill_attention(
+    q: mx.array,
+    k: mx.array,
+    v: mx.array,
+    *,
+    scale: float,
+    softcap: float | None = None,
+) -> mx.array:
+    """Attend consecutive queries causally; the last query is at the last key.
+
+    Args:
+        q: `[L, Hq, D]`.
+        k: `[Hk, K, D]`, `K >= L`; the keys before the first query are a prefix.
+        v: `[Hk, K, Dv]`.
+        scale: Factor on the scores.
+        softcap: Bound of the scores, None for none.
+
+    Returns:
+        `[L, Hq, Dv]`.
+    """
+    length, num_heads, dims = q.shape
+    heads, num_keys, _ = k.shape
+    if _fused(mx.default_device(), softcap):
+        dispatch.record("prefill_attention", "sdpa")
+        out = mx.fast.scaled_dot_product_attention(
+            q.swapaxes(0, 1)[None], k[None], v[None], scale=scale, mask="causal"
+        )
+        return out[0].swapaxes(0, 1)
+    dispatch.record("prefill_attention", "ops")
+    grouped = q.swapaxes(0, 1).reshape(1, heads, num_heads // heads, length, dims)
+    tiles = [
+        _causal_tile(grouped, k, v, start, num_keys - length, scale, softcap)
+        for start in range(0, length, QUERY_TILE)
+    ]
+    out = tiles[0] if len(tiles) == 1 else mx.concatenate(tiles, axis=3)
+    return out.reshape(num_heads, length, -1).swapaxes(0, 1)
+
+
+def _causal_tile(
+    q: mx.array,
+    k: mx.array,
+    v: mx.array,
+    start: int,
+    prefix: int,
+    scale: float,
+    softcap: float | None,
+) -> mx.array:
+    """Attend queries `[start, start + QUERY_TILE)` of `q [1, Hk, G, L, D]`."""
+    tile = q[:, :, :, start : start + QUERY_TILE]
+    first, last = prefix + start, prefix + start + tile.shape[3]
+    visible = mx.arange(first, last)[:, None] >= mx.arange(last)[None]
+    mask = mx.where(visible, 0.0, -mx.inf)
+    return _attend(tile, k[None, :, :last], v[None, :, :last], mask, scale, softcap)

@@ -1,0 +1,35 @@
+"""The device that MLX computes on."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import mlx.core as mx
+
+
+def is_gpu() -> bool:
+    """Whether the default device is a GPU."""
+    return mx.default_device().type == mx.DeviceType.gpu
+
+
+def _linux_available_bytes() -> int | None:
+    try:
+        text = Path("/proc/meminfo").read_text(encoding="ascii")
+    except OSError:
+        return None
+    for line in text.splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return None
+
+
+def available_bytes() -> int | None:
+    """Return the memory that arrays could still take, None if the system does not say."""
+    if is_gpu():
+        total = mx.device_info().get("memory_size")
+        return int(total) - mx.get_active_memory() if total is not None else None
+    available = _linux_available_bytes()
+    if available is None and hasattr(os, "sysconf"):
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return available
