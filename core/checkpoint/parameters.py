@@ -1,0 +1,156 @@
+"""Giving tensors to a module: everything is checked first, then read, then assigned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Protocol, cast, runtime_checkable
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten, tree_unflatten
+
+from ..errors import WeightError
+from .cast_embedding import CastEmbedding
+from .lazy_tensor import LazyTensor
+from .quantization import LayerQuantization, Quantization
+
+_MAX_SHOWN = 8
+
+
+@runtime_checkable
+class Quantizable(Protocol):
+    """A layer that has a quantised form, as `nn.Linear` and `nn.Embedding` have."""
+
+    def to_quantized(self, *, group_size: int, bits: int, mode: str) -> nn.Module:
+        """Return the layer's quantised form."""
+        ...
+
+
+def _quantise(
+    path: str, layer: Quantizable, how: LayerQuantization, dtype: mx.Dtype | None
+) -> nn.Module:
+    try:
+        quantised = layer.to_quantized(group_size=how.group_size, bits=how.bits, mode=how.mode)
+    except ValueError as error:
+        reason = f"{path}: cannot be quantised as config.json says: {error}"
+        raise WeightError(reason, mismatched=[reason]) from error
+    if isinstance(quantised, nn.QuantizedEmbedding) and how.mode != "affine" and dtype:
+        return CastEmbedding(quantised, dtype)
+    return quantised
+
+
+def quantised_layers(
+    module: nn.Module,
+    stored: Collection[str],
+    quantization: Quantization,
+    dtype: mx.Dtype | None,
+) -> dict[str, nn.Module]:
+    """Return path -> quantised form of each layer that the checkpoint holds quantised.
+
+    Changes nothing and computes nothing: the layers' arrays are never evaluated.
+
+    Args:
+        module: The model.
+        stored: Names of the checkpoint's tensors.
+        quantization: What its config.json says.
+        dtype: What the model computes in.
+
+    Raises:
+        WeightError: A layer's rows are no multiple of the group size.
+    """
+    layers: dict[str, nn.Module] = {}
+    for path, layer in module.named_modules():
+        if not isinstance(layer, Quantizable):
+            continue
+        how = quantization.of(path, has_scales=f"{path}.scales" in stored)
+        if how is not None:
+            layers[path] = _quantise(path, layer, how, dtype)
+    return layers
+
+
+def _parameters(module: nn.Module) -> dict[str, mx.array]:
+    return dict(cast("list[tuple[str, mx.array]]", tree_flatten(module.parameters())))
+
+
+def wanted_parameters(
+    module: nn.Module, quantised: Mapping[str, nn.Module]
+) -> dict[str, mx.array]:
+    """Return name -> parameter of `module`, as it will be with the layers in `quantised`."""
+    wanted = {
+        name: value
+        for name, value in _parameters(module).items()
+        if name.rpartition(".")[0] not in quantised
+    }
+    for path, layer in quantised.items():
+        wanted.update({f"{path}.{name}": v for name, v in _parameters(layer).items()})
+    return wanted
+
+
+def _is_floating(dtype: mx.Dtype) -> bool:
+    return mx.issubdtype(dtype, mx.floating)
+
+
+def _mismatch(name: str, wanted: mx.array, tensor: LazyTensor) -> str | None:
+    both_floating = _is_floating(wanted.dtype) and _is_floating(tensor.dtype)
+    if wanted.shape == tensor.shape and (both_floating or wanted.dtype == tensor.dtype):
+        return None
+    kind = "a floating type" if _is_floating(wanted.dtype) else str(wanted.dtype)
+    return (
+        f"{name}: the checkpoint has {list(tensor.shape)} {tensor.dtype}, "
+        f"the model needs {list(wanted.shape)} {kind}"
+    )
+
+
+def _list(what: str, items: Sequence[str]) -> str:
+    more = f", and {len(items) - _MAX_SHOWN} more" if len(items) > _MAX_SHOWN else ""
+    return f"{len(items)} {what} ({', '.join(items[:_MAX_SHOWN])}{more})"
+
+
+def check_parameters(wanted: Mapping[str, mx.array], tensors: Mapping[str, LazyTensor]) -> None:
+    """Hold the tensors against the parameters, one for one.
+
+    Raises:
+        WeightError: With all that is missing, unexpected or mismatched.
+    """
+    missing = sorted(wanted.keys() - tensors.keys())
+    unexpected = sorted(tensors.keys() - wanted.keys())
+    common = sorted(wanted.keys() & tensors.keys())
+    sentences = (_mismatch(name, wanted[name], tensors[name]) for name in common)
+    mismatched = [sentence for sentence in sentences if sentence is not None]
+    kinds = {"missing": missing, "unexpected": unexpected, "mismatched": mismatched}
+    findings = [_list(what, items) for what, items in kinds.items() if items]
+    if findings:
+        raise WeightError(
+            f"the weights do not fit the model: {'; '.join(findings)}",
+            missing=missing,
+            unexpected=unexpected,
+            mismatched=mismatched,
+        )
+
+
+def read_parameters(
+    tensors: Mapping[str, LazyTensor], target: Callable[[str], mx.Dtype | None]
+) -> dict[str, mx.array]:
+    """Return the tensors, evaluated, floating ones cast to the dtype that `target` names.
+
+    They are read one after the other, so that beside the results there is never more than
+    one tensor in its stored form.
+    """
+    arrays: dict[str, mx.array] = {}
+    for name, tensor in tensors.items():
+        array = tensor.read()
+        dtype = target(name)
+        if dtype is not None and _is_floating(array.dtype):
+            array = array.astype(dtype)
+        mx.eval(array)
+        arrays[name] = array
+    mx.clear_cache()
+    return arrays
+
+
+def assign(
+    module: nn.Module, quantised: Mapping[str, nn.Module], arrays: Mapping[str, mx.array]
+) -> None:
+    """Put the quantised layers into `module`, then the arrays into its parameters."""
+    module.update_modules(tree_unflatten(list(quantised.items())))
+    module.update(tree_unflatten(list(arrays.items())))

@@ -1,0 +1,135 @@
+"""From what a user typed to a path: a directory, a GGUF file, or a hub repository's copy."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import attrs
+
+from ..errors import CheckpointError
+from ..log import get_logger
+from . import hub
+from .shard_index import read_index
+
+_REPO = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?::([^:\\]+\.gguf))?", re.ASCII)
+
+_log = get_logger("checkpoint")
+
+
+@attrs.frozen
+class RepoId:
+    """A hub repository, or one GGUF file of it.
+
+    Attributes:
+        repo: `org/name`.
+        file: The file's path inside the repository, or None for the whole.
+    """
+
+    repo: str
+    file: str | None
+
+
+def parse_repo_id(source: str) -> RepoId | None:
+    """Return the repository that `source` names, or None if it has another form."""
+    match = _REPO.fullmatch(source)
+    if match is None:
+        return None
+    repo, file = match.groups()
+    outside = file is not None and ".." in file.split("/")
+    if outside or repo.endswith(".gguf") or not hub.is_repo_id(repo):
+        return None
+    return RepoId(repo, file)
+
+
+def _missing_part(directory: Path) -> str | None:
+    """Return what a directory lacks to be a checkpoint, or None."""
+    if not (directory / "config.json").is_file():
+        return "there is no config.json"
+    index = read_index(directory)
+    if index is not None:
+        absent = sorted(name for name in index if not (directory / name).is_file())
+        return f"weight files are missing: {', '.join(absent)}" if absent else None
+    if not any(path.is_file() for path in directory.glob("*.safetensors")):
+        return "there are no weights (*.safetensors)"
+    return None
+
+
+def _check_directory(directory: Path, hint: str) -> None:
+    missing = _missing_part(directory)
+    if missing is None:
+        return
+    files = sorted(path.name for path in directory.glob("*.gguf"))
+    choice = f"; to open a GGUF file, name it: {hint}{files[0]}" if files else ""
+    raise CheckpointError(f"{directory}: no checkpoint, {missing}{choice}")
+
+
+def _resolve_local(path: Path) -> Path:
+    if path.is_dir():
+        _check_directory(path, f"{path}/")
+    elif path.suffix != ".gguf":
+        raise CheckpointError(f"{path}: is neither a directory nor a .gguf file")
+    return path
+
+
+def _resolve_file(repo: str, file: str, revision: str | None, *, progress: bool) -> Path:
+    cached = hub.cached_file(repo, file, revision)
+    return cached or hub.download_file(repo, file, revision, progress=progress)
+
+
+def _resolve_snapshot(repo: str, revision: str | None, *, progress: bool) -> Path:
+    cached = hub.cached_snapshot(repo, revision)
+    if cached is not None and _missing_part(cached) is None:
+        return cached
+    path = hub.download_snapshot(repo, revision, progress=progress)
+    missing = _missing_part(path)
+    if missing is not None:
+        raise CheckpointError(
+            f"{repo}: no checkpoint, {missing}; to open a GGUF file of a repository, "
+            f"name it: {repo}:FILE.gguf"
+        )
+    return path
+
+
+def _local_path(source: str | Path, revision: str | None) -> Path | None:
+    path = Path(source).expanduser()
+    if not path.exists():
+        return None
+    if revision is not None:
+        raise CheckpointError(f"{path}: a revision belongs to a hub repository, not to a path")
+    return _resolve_local(path)
+
+
+def resolve_checkpoint(
+    source: str | Path, *, revision: str | None = None, progress: bool = True
+) -> Path:
+    """Return the directory or GGUF file that `source` names, downloading it if need be.
+
+    A hub repository whose copy lies complete in the hub's cache is taken from there without
+    a request; a newer state of a branch is not looked for.
+
+    Args:
+        source: A checkpoint directory, a .gguf file, or, as a string, a hub repository:
+            `org/name`, or `org/name:file.gguf` for one GGUF file of it.
+        revision: Branch, tag or commit of the repository; None means its main branch.
+        progress: Show progress bars while downloading.
+
+    Raises:
+        CheckpointError: There is no such path or repository, it may not be read, it is no
+            checkpoint, or the network is down and there is no complete copy.
+    """
+    path = _local_path(source, revision)
+    if path is not None:
+        return path
+    repo_id = parse_repo_id(source) if isinstance(source, str) else None
+    if repo_id is None:
+        raise CheckpointError(
+            f"{source}: no such file or directory, and no hub repository "
+            "(org/name or org/name:file.gguf)"
+        )
+    if repo_id.file is None:
+        path = _resolve_snapshot(repo_id.repo, revision, progress=progress)
+    else:
+        path = _resolve_file(repo_id.repo, repo_id.file, revision, progress=progress)
+    _log.info("checkpoint.file.resolved", source=source, path=str(path))
+    return path

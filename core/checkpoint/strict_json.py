@@ -1,0 +1,47 @@
+"""JSON objects, read without forgiving what would hide a damaged file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+
+class JSONError(ValueError):
+    """A text is no JSON object, or one of its keys stands twice.
+
+    Attributes:
+        key: The key that stands twice, or `$` when the whole text is at fault.
+        reason: What is wrong with it.
+    """
+
+    def __init__(self, key: str, reason: str) -> None:
+        self.key = key
+        self.reason = reason
+        super().__init__(reason if key == "$" else f"key {key!r} {reason}")
+
+
+def _unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    unique: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in unique:
+            raise JSONError(key, "stands twice")
+        unique[key] = value
+    return unique
+
+
+def parse_object(data: bytes) -> dict[str, Any]:
+    """Return the JSON object that `data` holds; bare `Infinity` and `NaN` are numbers.
+
+    Raises:
+        JSONError: Not UTF-8, not JSON, not an object, or a key stands twice in one object.
+    """
+    try:
+        value = json.loads(data.decode(), object_pairs_hook=_unique)
+    except JSONError:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise JSONError("$", f"is not valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise JSONError("$", f"must be a JSON object, not {type(value).__name__}")
+    return value

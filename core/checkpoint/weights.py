@@ -1,0 +1,126 @@
+"""The named weights of a checkpoint, on their way into a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Literal, TypeAlias
+
+import attrs
+import mlx.core as mx
+import mlx.nn as nn
+
+from ..errors import WeightError
+from .lazy_tensor import LazyTensor
+from .parameters import (
+    assign,
+    check_parameters,
+    quantised_layers,
+    read_parameters,
+    wanted_parameters,
+)
+from .quantization import Quantization
+
+Format: TypeAlias = Literal["safetensors", "gguf"]
+
+
+@attrs.frozen(eq=False)
+class Weights(Mapping[str, mx.array]):
+    """Name -> tensor of a checkpoint.
+
+    Immutable: `renamed` and `mapped` return new weights. `weights[name]` makes a fresh
+    array each time, lazy for safetensors and dequantised at once for GGUF; arrays belong to
+    the thread that asks. Names and shapes cost nothing.
+
+    Attributes:
+        format: What the tensors come from. GGUF weights have Hugging Face names, but the
+            values of their own convention.
+        quantization: How the checkpoint is quantised, or None.
+        dtype: What `load_into` casts floating parameters to; None keeps the stored dtypes.
+    """
+
+    format: Format
+    quantization: Quantization | None
+    dtype: mx.Dtype | None
+    _tensors: Mapping[str, LazyTensor] = attrs.field(repr=False)
+
+    def __getitem__(self, name: str) -> mx.array:
+        return self._tensors[name].read()
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._tensors
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return a tensor's shape without reading it.
+
+        Raises:
+            KeyError: There is no such tensor.
+        """
+        return self._tensors[name].shape
+
+    def renamed(self, fn: Callable[[str], str | None]) -> Weights:
+        """Return the weights under the names that `fn` gives; None drops a tensor.
+
+        The quantisation of single layers follows their names.
+
+        Raises:
+            WeightError: Two tensors would have one name.
+        """
+        tensors: dict[str, LazyTensor] = {}
+        for name, tensor in self._tensors.items():
+            new = fn(name)
+            if new is None:
+                continue
+            if new in tensors:
+                raise WeightError(
+                    f"two tensors would be called {new!r}, {name!r} is one of them"
+                )
+            tensors[new] = tensor
+        quantization = self.quantization and self.quantization.renamed(fn)
+        return attrs.evolve(self, tensors=tensors, quantization=quantization)
+
+    def mapped(self, fn: Callable[[str, mx.array], mx.array]) -> Weights:
+        """Return the weights with `fn(name, tensor)` in the place of each tensor.
+
+        `fn` runs when a tensor is read, and once at the call on an unevaluated stand-in of
+        its shape; so it computes with MLX operations and does not look at values.
+        """
+
+        def bound(name: str) -> Callable[[mx.array], mx.array]:
+            return lambda array: fn(name, array)
+
+        tensors = {name: tensor.mapped(bound(name)) for name, tensor in self._tensors.items()}
+        return attrs.evolve(self, tensors=tensors)
+
+    def load_into(self, module: nn.Module, *, keep_float32: Sequence[str] = ()) -> None:
+        """Give every parameter of `module` its tensor, and evaluate it.
+
+        Layers that the checkpoint holds quantised are replaced by their quantised forms.
+        Floating parameters are cast to `dtype`; packed weights, 8-bit scales and integers
+        never. Peak memory is the parameters and about one tensor.
+
+        Args:
+            module: Its parameters are named as the tensors.
+            keep_float32: Last name components, e.g. `A_log`, of parameters that are
+                float32 whatever `dtype` says.
+
+        Raises:
+            WeightError: Tensors are missing, unexpected or of the wrong shape or type; all
+                of them are named, and the module is unchanged.
+        """
+
+        def target(name: str) -> mx.Dtype | None:
+            return mx.float32 if name.rpartition(".")[2] in keep_float32 else self.dtype
+
+        quantised: dict[str, nn.Module] = {}
+        if self.quantization is not None:
+            quantised = quantised_layers(
+                module, self._tensors.keys(), self.quantization, self.dtype
+            )
+        check_parameters(wanted_parameters(module, quantised), self._tensors)
+        assign(module, quantised, read_parameters(self._tensors, target))
