@@ -1,0 +1,1 @@
+"""From text and messages to token ids, and back."""
