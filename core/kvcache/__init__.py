@@ -1,0 +1,1 @@
+"""The block-paged KV cache and its contiguous twin."""

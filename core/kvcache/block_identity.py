@@ -1,0 +1,133 @@
+"""What a full block is: its tokens and all that came before them, as one hash."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import attrs
+
+from ..errors import SaltTooLongError
+from ..ids import SHARED_DOMAIN, BlockHash, SaltDomain
+
+MAX_SALT_BYTES = 256
+HASH_BYTES = 16
+
+ROOT_HASH = BlockHash(bytes(HASH_BYTES))
+"""The parent of every block 0."""
+
+ExtraKeys: TypeAlias = tuple[int, ...]
+"""What else decides a block's keys and values, such as an image: 64-bit words, in order."""
+
+
+def salt_domain(salt: str | None) -> SaltDomain:
+    """Return the sharing domain of a caller's salt.
+
+    Every string is a salt of its own, also the empty one; only None is the shared domain.
+
+    Raises:
+        SaltTooLongError: The salt has more than 256 UTF-8 bytes.
+    """
+    if salt is None:
+        return SHARED_DOMAIN
+    # JSON can carry a lone surrogate, which plain UTF-8 refuses
+    encoded = salt.encode("utf-8", "surrogatepass")
+    if len(encoded) > MAX_SALT_BYTES:
+        raise SaltTooLongError(len(encoded), MAX_SALT_BYTES)
+    digest = hashlib.sha256(encoded).digest()
+    # a digest of zeros must not fall into the shared domain
+    return SaltDomain(int.from_bytes(digest[:8], "little") or 1)
+
+
+@attrs.frozen
+class BlockIdentity:
+    """The record behind a block's hash; records are compared, so that a collision is a miss.
+
+    Attributes:
+        parent: Hash of the block before it; `ROOT_HASH` for block 0.
+        tokens: Its token ids.
+        extra_keys: What else decides its content; empty for text.
+        salt: Sharing domain of the chain.
+        index: Its place in the chain.
+    """
+
+    parent: BlockHash
+    tokens: tuple[int, ...]
+    extra_keys: ExtraKeys
+    salt: SaltDomain
+    index: int
+
+
+def block_hash(identity: BlockIdentity) -> BlockHash:
+    """Return the 128-bit digest of a block.
+
+    The salt enters block 0 only: the parent carries it on to the rest of the chain. Counts
+    stand before what they count, so that no two identities give the same bytes.
+
+    Raises:
+        ValueError: A token id does not fit 32 bits, or an extra key 64.
+    """
+    tokens, extra_keys = identity.tokens, identity.extra_keys
+    salt = identity.salt if identity.index == 0 else SHARED_DOMAIN
+    header = (identity.parent, identity.index, salt, len(tokens), len(extra_keys))
+    layout = f"<{HASH_BYTES}s4Q{len(tokens)}I{len(extra_keys)}Q"
+    try:
+        data = struct.pack(layout, *header, *tokens, *extra_keys)
+    except struct.error as error:
+        raise ValueError(
+            f"token ids are 32 bits and extra keys 64 bits wide: {error}"
+        ) from None
+    return BlockHash(
+        hashlib.blake2b(data, digest_size=HASH_BYTES, person=b"neve-kv-block").digest()
+    )
+
+
+class PrefixChain:
+    """Identities and hashes of a sequence's full blocks, each computed once.
+
+    Attributes:
+        block_size: Tokens of a block.
+        salt: Sharing domain.
+        extra_keys: One tuple a block, from block 0 on; blocks behind the last have none.
+        identities: Of the blocks hashed so far, first block first.
+        hashes: The same blocks' hashes.
+    """
+
+    __slots__ = ("block_size", "extra_keys", "hashes", "identities", "salt")
+
+    def __init__(
+        self,
+        block_size: int,
+        salt: SaltDomain = SHARED_DOMAIN,
+        extra_keys: Sequence[ExtraKeys] = (),
+    ) -> None:
+        self.block_size = block_size
+        self.salt = salt
+        self.extra_keys = tuple(extra_keys)
+        self.identities: list[BlockIdentity] = []
+        self.hashes: list[BlockHash] = []
+
+    def extend(self, tokens: Sequence[int], num_blocks: int) -> None:
+        """Hash the blocks of `tokens` up to `num_blocks`; those known already are kept.
+
+        Args:
+            tokens: The sequence's tokens from position 0 on; at least `num_blocks` full blocks.
+            num_blocks: Blocks that the chain shall have at least.
+        """
+        for index in range(len(self.hashes), num_blocks):
+            identity = self._identity(tokens, index)
+            digest = block_hash(identity)
+            self.identities.append(identity)
+            self.hashes.append(digest)
+
+    def _identity(self, tokens: Sequence[int], index: int) -> BlockIdentity:
+        start = index * self.block_size
+        return BlockIdentity(
+            parent=self.hashes[-1] if self.hashes else ROOT_HASH,
+            tokens=tuple(tokens[start : start + self.block_size]),
+            extra_keys=self.extra_keys[index] if index < len(self.extra_keys) else (),
+            salt=self.salt,
+            index=index,
+        )

@@ -1,0 +1,296 @@
+"""All groups as one transaction."""
+
+from __future__ import annotations
+
+from collections import Counter, abc
+
+from ..contract.cache_spec import CacheLayout
+from ..errors import CacheMisuseError
+from ..ids import SHARED_DOMAIN, SaltDomain, SequenceId
+from .block_allocator import BlockAllocator
+from .block_identity import ExtraKeys, PrefixChain
+from .block_table import BlockTable, blocks_for
+from .group_manager import GroupManager, GrowPool
+from .pending import PendingBlocks
+from .prefix import PrefixHit, find_longest_prefix
+from .sequence import Sequence, SequenceStatus
+from .stats import CacheStats
+
+
+class Coordinator:
+    """The cache as the scheduler sees it: sequences, each at one cursor in all groups.
+
+    A step is `reserve`, compute, `commit`, `record` what was sampled, `publish`. Owned by the
+    engine thread.
+
+    Attributes:
+        groups: One manager a group.
+        block_size: Tokens of a block, the same in every group.
+    """
+
+    def __init__(
+        self,
+        layout: CacheLayout,
+        allocators: abc.Sequence[BlockAllocator],
+        grow: GrowPool | None = None,
+    ) -> None:
+        sizes = {allocator.block_size for allocator in allocators}
+        if len(allocators) != len(layout.groups) or len(sizes) != 1:
+            raise ValueError(
+                f"{len(layout.groups)} groups need one allocator each and one block size, "
+                f"got {len(allocators)} allocators with block sizes {sorted(sizes)}"
+            )
+        self.block_size = sizes.pop()
+        if self.block_size % layout.block_size_multiple:
+            raise ValueError(
+                f"the block size must be a multiple of {layout.block_size_multiple}, "
+                f"got {self.block_size}"
+            )
+        self.groups = tuple(
+            GroupManager(i, allocator, grow) for i, allocator in enumerate(allocators)
+        )
+        self._sequences: dict[SequenceId, Sequence] = {}
+        self._pending = PendingBlocks()
+        self._num_publications = 0
+        self._prefix_lookups = 0
+        self._prefix_hit_tokens = 0
+
+    @property
+    def max_usable_blocks(self) -> int:
+        """Blocks that sequences may ever hold together, growth included."""
+        return min(group.max_usable_blocks for group in self.groups)
+
+    @property
+    def num_available(self) -> int:
+        """Blocks that every group could hand out: free, evictable or growable."""
+        return min(group.num_available for group in self.groups)
+
+    @property
+    def num_publications(self) -> int:
+        """Rises whenever a prefix becomes longer for somebody, or stops being awaited."""
+        return self._num_publications
+
+    def is_live(self, sequence_id: SequenceId) -> bool:
+        """Return whether a sequence of that id is open."""
+        return sequence_id in self._sequences
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """Return how many blocks of each group hold `num_tokens`."""
+        return blocks_for(num_tokens, self.block_size)
+
+    def blocks_held(self, sequence: Sequence) -> int:
+        """Return how many blocks of each group `sequence` holds."""
+        return max(map(len, sequence.tables))
+
+    def available_beside(self, hit: PrefixHit) -> int:
+        """Return what `num_available` will be once `hit` is attached.
+
+        The hit's own cached blocks are evictable until then, but nobody can have them twice.
+        """
+        return min(
+            group.num_available - sum(block.ref_count == 0 for block in blocks)
+            for group, blocks in zip(self.groups, hit.blocks, strict=True)
+        )
+
+    def open(
+        self,
+        sequence_id: SequenceId,
+        tokens: abc.Sequence[int],
+        *,
+        salt: SaltDomain = SHARED_DOMAIN,
+        extra_keys: abc.Sequence[ExtraKeys] = (),
+    ) -> Sequence:
+        """Return a new sequence that holds nothing yet.
+
+        Args:
+            sequence_id: Free again after `release`, e.g. for the rest of a preempted turn.
+            tokens: The prompt, or all that is known of a preempted turn; ids of 32 bits.
+            salt: Sharing domain.
+            extra_keys: What besides tokens decides a block, one tuple a block.
+
+        Raises:
+            CacheMisuseError: The id is in use, or there is no token.
+        """
+        operation = f"open sequence {sequence_id}"
+        if sequence_id in self._sequences:
+            raise CacheMisuseError(operation, "it is open already")
+        if not tokens:
+            raise CacheMisuseError(operation, "it has no token, and needs one at least")
+        sequence = Sequence(
+            id=sequence_id,
+            tokens=list(tokens),
+            chain=PrefixChain(self.block_size, salt, extra_keys),
+            tables=tuple(BlockTable(self.block_size) for _ in self.groups),
+            num_prompt_blocks=len(tokens) // self.block_size,
+        )
+        self._sequences[sequence_id] = sequence
+        return sequence
+
+    def match_prefix(self, sequence: Sequence) -> PrefixHit:
+        """Return the longest prefix that every group still holds.
+
+        Changes nothing and takes no reference: the hit is valid until the next `reserve` or
+        `purge`. At most all tokens but the last one are hit, since that has to yield logits.
+
+        Raises:
+            CacheMisuseError: The sequence is attached or released.
+        """
+        sequence.expect(SequenceStatus.NEW, "match a prefix")
+        size, chain = self.block_size, sequence.chain
+        chain.extend(sequence.tokens, sequence.num_prompt_blocks)
+        limit = (len(sequence.tokens) - 1) // size
+        blocks = find_longest_prefix(self.groups, chain, limit)
+        held = awaited = len(blocks[0])
+        while awaited < limit and chain.hashes[awaited] in self._pending:
+            awaited += 1
+        return PrefixHit(held * size, blocks, awaited * size)
+
+    def attach(self, sequence: Sequence, hit: PrefixHit) -> None:
+        """Take references to the hit's blocks and begin behind them.
+
+        The rest of the prompt's full blocks becomes pending: peers see that it is on its way.
+
+        Raises:
+            CacheMisuseError: The sequence is not new, or the hit is another one's or out of
+                date; nothing was changed.
+        """
+        sequence.expect(SequenceStatus.NEW, "attach")
+        hashes = sequence.chain.hashes
+        num_blocks = hit.length // self.block_size
+        for blocks in hit.blocks:
+            if [block.hash for block in blocks] != hashes[:num_blocks]:
+                raise CacheMisuseError(
+                    f"attach sequence {sequence.id}", "the hit is not valid (any more)"
+                )
+        for group, table, blocks in zip(self.groups, sequence.tables, hit.blocks, strict=True):
+            group.allocator.share(blocks)
+            table.extend(blocks)
+        sequence.start_at(hit.length)
+        self._pending.claim(sequence.id, hashes[num_blocks:])
+        self._prefix_lookups += 1
+        self._prefix_hit_tokens += hit.length
+
+    def reserve(self, sequence: Sequence, n: int) -> None:
+        """Back the next `n` positions with blocks in every group, and move the cursor.
+
+        A group that is short of blocks grows, then evicts. All groups make room before any
+        hands out a block, so that the reservation holds in every group or changes none.
+
+        Raises:
+            CacheExhaustedError: A group has too few blocks. Pools may have grown, nothing else.
+            CacheMisuseError: The sequence is not attached, or `n` is negative.
+        """
+        sequence.expect(SequenceStatus.ATTACHED, "reserve")
+        if n < 0:
+            raise CacheMisuseError(f"reserve {n} positions", "a count is not negative")
+        end = sequence.cursor + n
+        missing = [table.num_missing(end) for table in sequence.tables]
+        if any(missing):
+            for group, count in zip(self.groups, missing, strict=True):
+                group.make_room(count)
+            for group, table, count in zip(self.groups, sequence.tables, missing, strict=True):
+                table.extend(group.allocator.allocate(count))
+        sequence.advance(n)
+
+    def record(self, sequence: Sequence, tokens: abc.Sequence[int]) -> None:
+        """Append known tokens; see `Sequence.record`."""
+        sequence.record(tokens)
+
+    def commit(self, sequence: Sequence, n: int) -> None:
+        """Move the frontier: `n` more positions are computed in every group."""
+        sequence.commit(n)
+
+    def rollback(self, sequence: Sequence, n: int) -> None:
+        """Move the cursor back by `n`, to the frontier at most; see `Sequence.rollback`."""
+        sequence.rollback(n)
+
+    def publish(self, sequence: Sequence) -> int:
+        """Publish the full blocks below the frontier, chain head first.
+
+        What a peer has published meanwhile counts as published; the table keeps its own block,
+        since tables only grow. A block whose hash belongs to another content ends the chain:
+        what follows could not be found.
+
+        Returns:
+            How many more blocks of the sequence are published now.
+
+        Raises:
+            CacheMisuseError: The sequence is not attached.
+        """
+        sequence.expect(SequenceStatus.ATTACHED, "publish")
+        first, end = sequence.num_published, sequence.frontier // self.block_size
+        if first == end:
+            return 0
+        sequence.chain.extend(sequence.tokens, end)
+        while sequence.num_published < end and self._publish_next(sequence):
+            sequence.num_published += 1
+        # whoever waits for a chain that has ended here would wait in vain
+        settled = end if sequence.num_published == end else None
+        self._pending.withdraw(sequence.id, sequence.chain.hashes[first:settled])
+        self._num_publications += 1
+        return sequence.num_published - first
+
+    def _publish_next(self, sequence: Sequence) -> bool:
+        index = sequence.num_published
+        return all(
+            group.publish(table.blocks[index], sequence.chain, index)
+            for group, table in zip(self.groups, sequence.tables, strict=True)
+        )
+
+    def release(self, sequence: Sequence) -> None:
+        """Give all references back and end the sequence.
+
+        When the last one goes, memory's refusals are forgotten: what waits then has nobody
+        left to wait for, so it is admitted and tries a growth of its own.
+
+        Raises:
+            CacheMisuseError: It is released already.
+        """
+        sequence.move(SequenceStatus.RELEASED)
+        for group, table in zip(self.groups, sequence.tables, strict=True):
+            group.allocator.free(table.take_all())
+        unpublished = sequence.chain.hashes[sequence.num_published :]
+        self._num_publications += self._pending.withdraw(sequence.id, unpublished)
+        del self._sequences[sequence.id]
+        if not any(s.status is SequenceStatus.ATTACHED for s in self._sequences.values()):
+            for group in self.groups:
+                group.forget_refusal()
+
+    def purge(self) -> None:
+        """Unpublish everything in every group; live sequences go on."""
+        for group in self.groups:
+            group.allocator.purge()
+
+    def stats(self) -> CacheStats:
+        """Return the figures as they are now."""
+        return CacheStats(
+            groups=tuple(group.stats() for group in self.groups),
+            prefix_lookups=self._prefix_lookups,
+            prefix_hit_tokens=self._prefix_hit_tokens,
+        )
+
+    def check(self) -> None:
+        """Verify every equation that must hold; O(blocks).
+
+        Raises:
+            AssertionError: One is broken; a fault of this room.
+        """
+        for group in self.groups:
+            group.allocator.check()
+            tables = [sequence.tables[group.index] for sequence in self._sequences.values()]
+            named = Counter(block for table in tables for block in table.blocks)
+            assert all(block.ref_count == count for block, count in named.items())
+            assert len(named) == group.allocator.num_live, "live blocks are named by tables"
+        for sequence in self._sequences.values():
+            self._check_sequence(sequence)
+        assert self._pending.owners <= self._sequences.keys(), "only live sequences are awaited"
+
+    def _check_sequence(self, sequence: Sequence) -> None:
+        committed = sequence.frontier // self.block_size
+        assert 0 <= sequence.frontier <= min(sequence.cursor, len(sequence.tokens))
+        assert sequence.num_published <= committed
+        for table in sequence.tables:
+            assert table.num_missing(sequence.cursor) == 0, "tables reach the cursor"
+            writable = table.blocks[committed:]
+            assert all(block.ref_count == 1 for block in writable), "nobody else reads them"
+            assert all(block.hash is None for block in writable), "nobody else can find them"

@@ -1,0 +1,39 @@
+"""The block tables of the running sequences, mirrored on the device.
+
+A table grows by one block every `S` tokens. Sending whole tables with each step would cost
+the host time that grows with the context; this mirror is told only what changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import mlx.core as mx
+
+
+class DeviceTables:
+    """Block ids `[num_rows, width]` of one group, int32; unused entries are the null block.
+
+    Owned by the engine thread. A row's entries are valid up to its table's length; what
+    lies behind may be another sequence's leftovers and must be masked by the reader.
+    """
+
+    def __init__(self, num_rows: int, width: int) -> None:
+        self._table = mx.zeros((num_rows, width), mx.int32)
+        mx.eval(self._table)
+
+    def update(self, entries: Iterable[tuple[int, int, int]]) -> None:
+        """Set `(row, index, block id)` triples; the update joins the next step's graph."""
+        triples = list(entries)
+        if not triples:
+            return
+        rows, indices, ids = (mx.array(column) for column in zip(*triples, strict=True))
+        self._table[rows, indices] = ids
+
+    def rows(self, rows: mx.array, width: int) -> mx.array:
+        """Return the first `width` entries `[N, width]` of `rows [N]`."""
+        return self._table[:, :width][rows]
+
+    def blocks_at(self, rows: mx.array, indices: mx.array) -> mx.array:
+        """Return the block id `[T]` at each `(row, index)`."""
+        return self._table[rows, indices]

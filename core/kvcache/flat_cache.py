@@ -1,0 +1,175 @@
+"""The contiguous twin of the block-paged cache: one pair of arrays a layer and sequence.
+
+Nothing is shared between sequences and nothing outlives them; it exists so that the paged
+path has something to be compared with, and to be rolled back to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import attrs
+import mlx.core as mx
+
+from ..errors import CacheExhaustedError, CacheMisuseError
+from ..ids import SaltDomain, SequenceId
+
+GROWTH_TOKENS = 256
+"""Arrays grow by multiples of this many tokens."""
+
+
+class FlatCache:
+    """Keys and values of one sequence, `[Hk, capacity, D]` a layer, written at a position."""
+
+    def __init__(self) -> None:
+        self._arrays: dict[tuple[int, int], tuple[mx.array, mx.array]] = {}
+
+    def write(self, slot: tuple[int, int], k: mx.array, v: mx.array, position: int) -> None:
+        """Write `k [L, Hk, D]` and `v [L, Hk, Dv]` at `[position, position + L)`.
+
+        Args:
+            slot: The layer's group and ordinal.
+            k: Keys.
+            v: Values.
+            position: Absolute position of the first token, at most what was written so far.
+        """
+        end = position + k.shape[0]
+        keys, values = self._arrays.get(slot) or (_empty_like(k), _empty_like(v))
+        if end > keys.shape[1]:
+            keys, values = _grown(keys, end), _grown(values, end)
+        keys[:, position:end] = k.swapaxes(0, 1)
+        values[:, position:end] = v.swapaxes(0, 1)
+        self._arrays[slot] = (keys, values)
+
+    def read(self, slot: tuple[int, int], end: int) -> tuple[mx.array, mx.array]:
+        """Return keys `[Hk, end, D]` and values `[Hk, end, Dv]` of positions `[0, end)`."""
+        keys, values = self._arrays[slot]
+        return keys[:, :end], values[:, :end]
+
+    def arrays(self) -> list[mx.array]:
+        """Return the arrays as they are now, to be evaluated with a step."""
+        return [array for pair in self._arrays.values() for array in pair]
+
+
+def _empty_like(x: mx.array) -> mx.array:
+    """Return `[Hk, 0, D]` for `x [L, Hk, D]`."""
+    return mx.zeros((x.shape[1], 0, x.shape[2]), x.dtype)
+
+
+def _grown(array: mx.array, num_tokens: int) -> mx.array:
+    capacity = -(-num_tokens // GROWTH_TOKENS) * GROWTH_TOKENS
+    heads, size, dims = array.shape
+    return mx.concatenate(
+        [array, mx.zeros((heads, capacity - size, dims), array.dtype)], axis=1
+    )
+
+
+@attrs.define(eq=False)
+class FlatSequence:
+    """The cache side of a request on the flat path.
+
+    Attributes:
+        id: Its name.
+        cursor: Positions handed to steps.
+        frontier: Committed positions.
+        arrays: Its keys and values.
+        released: Whether it was given back.
+    """
+
+    id: SequenceId
+    cursor: int = 0
+    frontier: int = 0
+    arrays: FlatCache = attrs.field(factory=FlatCache)
+    released: bool = False
+
+
+@attrs.frozen
+class NoHit:
+    """The only hit of a cache that shares nothing."""
+
+    length: int = 0
+    awaited: int = 0
+
+
+class FlatCoordinator:
+    """Bookkeeping of the flat path: a budget of tokens, counted in blocks like the paged one.
+
+    It has the methods of the paged coordinator that the scheduler needs; nothing is ever
+    found and nothing published.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self.max_usable_blocks = num_blocks
+        self.num_publications = 0
+        self._block_size = block_size
+        self._live: dict[SequenceId, FlatSequence] = {}
+
+    @property
+    def num_available(self) -> int:
+        """Blocks' worth of tokens that may still be written."""
+        return self.max_usable_blocks - sum(self.blocks_held(s) for s in self._live.values())
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """Return the blocks that `num_tokens` take."""
+        return -(-num_tokens // self._block_size)
+
+    def blocks_held(self, sequence: FlatSequence) -> int:
+        """Return the blocks' worth of a sequence's positions."""
+        return self.blocks_for(sequence.cursor)
+
+    def available_beside(self, hit: NoHit) -> int:
+        """Return `num_available`: a hit takes nothing."""
+        return self.num_available
+
+    def open(
+        self, sequence_id: SequenceId, tokens: Sequence[int], *, salt: SaltDomain
+    ) -> FlatSequence:
+        """Return a new sequence."""
+        return FlatSequence(sequence_id)
+
+    def match_prefix(self, sequence: FlatSequence) -> NoHit:
+        """Return the empty hit."""
+        return NoHit()
+
+    def attach(self, sequence: FlatSequence, hit: NoHit) -> None:
+        """Make the sequence live."""
+        self._live[sequence.id] = sequence
+
+    def reserve(self, sequence: FlatSequence, n: int) -> None:
+        """Move the cursor if the budget holds.
+
+        Raises:
+            CacheExhaustedError: It does not.
+        """
+        needed = self.blocks_for(sequence.cursor + n) - self.blocks_held(sequence)
+        if needed > self.num_available:
+            raise CacheExhaustedError(needed, self.num_available)
+        sequence.cursor += n
+
+    def record(self, sequence: FlatSequence, tokens: Sequence[int]) -> None:
+        """Do nothing: no block is named after its tokens."""
+
+    def commit(self, sequence: FlatSequence, n: int) -> None:
+        """Move the frontier.
+
+        Raises:
+            CacheMisuseError: Beyond the cursor.
+        """
+        if sequence.frontier + n > sequence.cursor:
+            raise CacheMisuseError("commit", f"only {sequence.cursor} positions are reserved")
+        sequence.frontier += n
+
+    def publish(self, sequence: FlatSequence) -> int:
+        """Return 0: nothing is shared."""
+        return 0
+
+    def release(self, sequence: FlatSequence) -> None:
+        """Give the sequence back.
+
+        Raises:
+            CacheMisuseError: It was given back before.
+        """
+        if sequence.released:
+            raise CacheMisuseError("release", "the sequence was released before")
+        sequence.released = True
+        self._live.pop(sequence.id, None)

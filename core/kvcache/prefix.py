@@ -1,0 +1,52 @@
+"""The search for the longest prefix that all groups share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import attrs
+
+from .block import Block
+from .block_identity import PrefixChain
+from .group_manager import GroupManager
+
+
+@attrs.frozen(eq=False)
+class PrefixHit:
+    """The longest prefix that every group holds.
+
+    Attributes:
+        length: Tokens, a multiple of the block size and less than the sequence has.
+        blocks: Per group its blocks, first block first. No reference is held.
+        awaited: Tokens, at least `length`: so much will be held once the live sequences that
+            are computing those blocks have published them.
+    """
+
+    length: int
+    blocks: tuple[list[Block], ...]
+    awaited: int
+
+
+def find_longest_prefix(
+    groups: Sequence[GroupManager], chain: PrefixChain, limit: int
+) -> tuple[list[Block], ...]:
+    """Return, per group, the blocks of the longest prefix that every group still holds.
+
+    Changes nothing and takes no reference. All groups are asked for the longest prefix that
+    they hold up to a limit; where they differ, the shortest answer is the next limit, and all
+    are asked once more. Every round but the last lowers it by at least one block, so there
+    are finitely many.
+
+    Args:
+        groups: All groups.
+        chain: The prompt's full blocks, hashed.
+        limit: At most this many blocks.
+
+    Source: the fixed point of vLLM's hybrid coordinator.
+    """
+    while True:
+        found = tuple(group.find_prefix(chain, limit) for group in groups)
+        lengths = {len(blocks) for blocks in found}
+        if len(lengths) == 1:
+            return found
+        limit = min(lengths)
