@@ -1,0 +1,75 @@
+"""The forward context over contiguous per-sequence caches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+
+from ..contract.cache_spec import CacheLayout
+from ..contract.forward import RopeSpec, Segment, StepBatch
+from ..kvcache.flat_cache import FlatCache
+from ..layers.rope import Rotation
+from ..metal.attention import decode_attention, prefill_attention
+
+
+class FlatContext:
+    """One step's view of contiguous caches, the twin of `PagedContext`.
+
+    Each sequence attends alone; only what lies outside attention is batched.
+    """
+
+    def __init__(
+        self, layout: CacheLayout, caches: Sequence[FlatCache], batch: StepBatch
+    ) -> None:
+        """Prepare a step.
+
+        Args:
+            layout: The model's cache layout.
+            caches: The cache of each segment's sequence.
+            batch: The step's tokens.
+        """
+        self._layout = layout
+        self._caches = caches
+        self._batch = batch
+        self._rope = Rotation(batch.positions)
+
+    def rope(self, x: mx.array, spec: RopeSpec) -> mx.array:
+        """Rotate `x [T, H, D]` at the step's positions."""
+        return self._rope(x, spec)
+
+    def attend(
+        self,
+        layer: int,
+        q: mx.array,
+        k: mx.array | None,
+        v: mx.array | None,
+        *,
+        scale: float,
+        softcap: float | None = None,
+    ) -> mx.array:
+        """Store keys and values, attend; see `ForwardContext.attend`."""
+        owner = self._layout.owner(layer)
+        slot = (owner.group, owner.ordinal)
+        parts: list[mx.array] = []
+        for segment, cache in zip(self._batch.segments, self._caches, strict=True):
+            part = slice(segment.start, segment.start + segment.length)
+            if k is not None and v is not None:
+                cache.write(slot, k[part], v[part], segment.position)
+            keys, values = cache.read(slot, segment.position + segment.length)
+            parts.append(_attend(segment, q[part], keys, values, scale, softcap))
+        return parts[0] if len(parts) == 1 else mx.concatenate(parts)
+
+
+def _attend(
+    segment: Segment,
+    q: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    scale: float,
+    softcap: float | None,
+) -> mx.array:
+    if segment.length > 1:
+        return prefill_attention(q, keys, values, scale=scale, softcap=softcap)
+    mask = mx.zeros((1, 1, 1, 1, keys.shape[1]))
+    return decode_attention(q, keys[None], values[None], mask, scale=scale, softcap=softcap)

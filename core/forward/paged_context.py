@@ -1,0 +1,136 @@
+"""The forward context over block-paged pools."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import attrs
+import mlx.core as mx
+
+from ..contract.cache_spec import CacheLayout
+from ..contract.forward import RopeSpec, StepBatch
+from ..kvcache.device_tables import DeviceTables
+from ..kvcache.layer_pool import LayerPool
+from ..layers.rope import Rotation
+from ..metal.attention import decode_attention, prefill_attention
+
+
+@attrs.frozen(eq=False)
+class _GroupStep:
+    """What all layers of a group share during one step.
+
+    Attributes:
+        blocks: Block that each token is written to, `[T]`.
+        decode_tables: Tables of the decode rows `[N, M]`, None without decode rows.
+        prefill_tables: Table `[1, M]` of each prefill slice.
+    """
+
+    blocks: mx.array
+    decode_tables: mx.array | None
+    prefill_tables: tuple[mx.array, ...]
+
+
+def _num_blocks(num_tokens: int, block_size: int) -> int:
+    return -(-num_tokens // block_size)
+
+
+class PagedContext:
+    """One step's view of the pools: writes to slots, attends through tables.
+
+    Lives for one step. Work that layers of a group share (tables, slots, masks, rotary
+    tables) is done once.
+    """
+
+    def __init__(
+        self,
+        layout: CacheLayout,
+        pools: Sequence[LayerPool],
+        tables: Sequence[DeviceTables],
+        batch: StepBatch,
+        rows: Sequence[int],
+        block_size: int,
+    ) -> None:
+        """Prepare a step.
+
+        Args:
+            layout: The model's cache layout.
+            pools: One pool a group.
+            tables: One table mirror a group, up to date for every row of the step.
+            batch: The step's tokens.
+            rows: Row of the table mirrors that each segment's sequence has.
+            block_size: Tokens of a block.
+        """
+        self._layout = layout
+        self._pools = pools
+        self._batch = batch
+        self._rope = Rotation(batch.positions)
+        self._num_decode = batch.num_decode_rows
+        self._offsets = batch.positions % block_size
+        decode = batch.segments[: self._num_decode]
+        self._longest = max((s.position + 1 for s in decode), default=0)
+        self._mask = self._decode_mask(block_size)
+        self._steps = [self._prepare(t, rows, block_size) for t in tables]
+
+    def _decode_mask(self, block_size: int) -> mx.array:
+        """Return 0 for visible keys and -inf elsewhere, `[N, 1, 1, 1, K]`."""
+        num_keys = _num_blocks(self._longest, block_size) * block_size
+        positions = self._batch.positions[: self._num_decode]
+        visible = mx.arange(num_keys)[None] <= positions[:, None]
+        return mx.where(visible, 0.0, -mx.inf)[:, None, None, None]
+
+    def _prepare(self, table: DeviceTables, rows: Sequence[int], block_size: int) -> _GroupStep:
+        segments, n = self._batch.segments, self._num_decode
+        parts = [mx.array(list(rows[:n]), mx.int32)] if n else []
+        parts += [
+            mx.full((s.length,), row, mx.int32)
+            for s, row in zip(segments[n:], rows[n:], strict=True)
+        ]
+        row_of_token = parts[0] if len(parts) == 1 else mx.concatenate(parts)
+        decode = None
+        if n:
+            decode = table.rows(parts[0], _num_blocks(self._longest, block_size))
+        prefill = tuple(
+            table.rows(mx.array([row]), _num_blocks(s.position + s.length, block_size))
+            for s, row in zip(segments[n:], rows[n:], strict=True)
+        )
+        blocks = table.blocks_at(row_of_token, self._batch.positions // block_size)
+        return _GroupStep(blocks, decode, prefill)
+
+    def rope(self, x: mx.array, spec: RopeSpec) -> mx.array:
+        """Rotate `x [T, H, D]` at the step's positions."""
+        return self._rope(x, spec)
+
+    def attend(
+        self,
+        layer: int,
+        q: mx.array,
+        k: mx.array | None,
+        v: mx.array | None,
+        *,
+        scale: float,
+        softcap: float | None = None,
+    ) -> mx.array:
+        """Store keys and values, attend; see `ForwardContext.attend`."""
+        owner = self._layout.owner(layer)
+        pool, step = self._pools[owner.group], self._steps[owner.group]
+        if k is not None and v is not None:
+            pool.write(owner.ordinal, k, v, step.blocks, self._offsets)
+        parts: list[mx.array] = []
+        if step.decode_tables is not None:
+            keys, values = pool.gather(owner.ordinal, step.decode_tables)
+            rows = q[: self._num_decode]
+            parts.append(
+                decode_attention(rows, keys, values, self._mask, scale=scale, softcap=softcap)
+            )
+        prefill = self._batch.segments[self._num_decode :]
+        for segment, table in zip(prefill, step.prefill_tables, strict=True):
+            part = slice(segment.start, segment.start + segment.length)
+            if segment.position == 0 and k is not None and v is not None:
+                # all its keys are in the step itself: no page needs to be read
+                keys, values = k[part].swapaxes(0, 1), v[part].swapaxes(0, 1)
+            else:
+                pages = pool.gather(owner.ordinal, table)
+                end = segment.position + segment.length
+                keys, values = (p[0, :, :end] for p in pages)
+            parts.append(prefill_attention(q[part], keys, values, scale=scale, softcap=softcap))
+        return parts[0] if len(parts) == 1 else mx.concatenate(parts)
