@@ -1,0 +1,89 @@
+"""What the scheduler asks of a cache; the paged coordinator and its flat twin answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from ..ids import SaltDomain, SequenceId
+
+
+class Hit(Protocol):
+    """A prefix that the cache holds."""
+
+    @property
+    def length(self) -> int:
+        """Usable tokens, block-aligned."""
+        ...
+
+    @property
+    def awaited(self) -> int:
+        """Tokens that will be usable once another live sequence has computed them."""
+        ...
+
+
+class CachePort(Protocol):
+    """The cache of all sequences as one transaction."""
+
+    @property
+    def max_usable_blocks(self) -> int:
+        """Blocks that sequences may ever hold together, growth included."""
+        ...
+
+    @property
+    def num_available(self) -> int:
+        """Blocks that could be had now: free, evictable or growable."""
+        ...
+
+    @property
+    def num_publications(self) -> int:
+        """Rises whenever what somebody awaits may have been published or given up."""
+        ...
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """Return the blocks that `num_tokens` take."""
+        ...
+
+    def blocks_held(self, sequence: Any) -> int:
+        """Return the blocks that a sequence holds."""
+        ...
+
+    def available_beside(self, hit: Any) -> int:
+        """Return what `num_available` will be once the hit is attached."""
+        ...
+
+    def open(self, sequence_id: SequenceId, tokens: Sequence[int], *, salt: SaltDomain) -> Any:
+        """Return a new sequence that holds nothing yet."""
+        ...
+
+    def match_prefix(self, sequence: Any) -> Any:
+        """Return the sequence's `Hit`; changes nothing."""
+        ...
+
+    def attach(self, sequence: Any, hit: Any) -> None:
+        """Give the sequence the hit's blocks."""
+        ...
+
+    def reserve(self, sequence: Any, n: int) -> None:
+        """Find room for `n` more positions and move the cursor, or raise and change nothing.
+
+        Raises:
+            CacheExhaustedError: No room.
+        """
+        ...
+
+    def record(self, sequence: Any, tokens: Sequence[int]) -> None:
+        """Append known tokens."""
+        ...
+
+    def commit(self, sequence: Any, n: int) -> None:
+        """Move the frontier."""
+        ...
+
+    def publish(self, sequence: Any) -> int:
+        """Offer full committed blocks to others; return how many are new."""
+        ...
+
+    def release(self, sequence: Any) -> None:
+        """Give everything back."""
+        ...
