@@ -1,0 +1,1 @@
+"""How the tiny checkpoints and their goldens are made; see ../README.md."""
