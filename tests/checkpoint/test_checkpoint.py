@@ -10,7 +10,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
-import safetensors.numpy
+import safetensors
 
 from neve.checkpoint.checkpoint import open_checkpoint
 from neve.errors import CheckpointError, ConfigError, UnsupportedModelError

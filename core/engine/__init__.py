@@ -1,0 +1,1 @@
+"""The loop that owns a model's arrays."""

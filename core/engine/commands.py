@@ -1,0 +1,45 @@
+"""What other threads ask of the engine thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+import attrs
+
+from ..ids import SaltDomain, TurnId
+from ..sampling.params import SamplingParams
+from .core import Core
+from .handles import Handle
+
+
+@attrs.frozen(eq=False)
+class Submit:
+    """Run a prompt."""
+
+    handle: Handle
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    salt: SaltDomain
+    submitted_at: float
+
+
+@attrs.frozen
+class Cancel:
+    """Stop a turn."""
+
+    turn_id: TurnId
+
+
+@attrs.frozen(eq=False)
+class Call:
+    """Run a function between two steps and give its result to a future."""
+
+    function: Callable[[Core], Any]
+    future: Future[Any] = attrs.field(factory=Future)
+
+
+@attrs.frozen
+class Close:
+    """End the loop; turns that still run fail with `EngineClosedError`."""

@@ -1,0 +1,150 @@
+"""The engine: one thread that owns every array of a model, and the way to talk to it."""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+import queue
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+import mlx.core as mx
+
+from ..errors import EngineClosedError
+from ..ids import SHARED_DOMAIN, SaltDomain, TurnId
+from ..log import get_logger
+from ..sampling.params import SamplingParams
+from .commands import Call, Cancel, Close, Submit
+from .core import Core, ModelInfo
+from .handles import Handle
+from .loop import Loop
+
+T = TypeVar("T")
+
+_ENGINES: weakref.WeakSet[Engine] = weakref.WeakSet()
+
+
+class Engine:
+    """A model's thread. Every method may be called from any thread.
+
+    Attributes:
+        info: What loading found out.
+    """
+
+    def __init__(self, make_core: Callable[[], Core]) -> None:
+        """Start the thread and wait until the model is loaded on it.
+
+        Args:
+            make_core: Loads everything; called on the engine thread, since an array belongs
+                to the thread that made it.
+
+        Raises:
+            Exception: Whatever `make_core` raised.
+        """
+        self._commands: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._ids = itertools.count()
+        self._closed = threading.Event()
+        # held while a command is put, so that none is put after the last one was read
+        self._door = threading.Lock()
+        loaded: Future[ModelInfo] = Future()
+        self._thread = threading.Thread(
+            target=self._main, args=(make_core, loaded), name="neve-engine", daemon=True
+        )
+        self._thread.start()
+        self.info = loaded.result()
+        _ENGINES.add(self)
+
+    def _main(self, make_core: Callable[[], Core], loaded: Future[ModelInfo]) -> None:
+        # the core is a local of this thread: its arrays go when the thread does
+        try:
+            core = make_core()
+        except BaseException as error:  # noqa: BLE001  it belongs to whoever loads
+            self._closed.set()
+            loaded.set_exception(error)
+            return
+        loaded.set_result(core.info)
+        try:
+            Loop(core, self._commands).run()
+        except Exception as error:  # noqa: BLE001  a fault of ours: no caller may wait for ever
+            get_logger("engine").error("engine.loop.failed", error=repr(error))
+        finally:
+            self._shut()
+            # or the interpreter's exit may find the stream's own thread still running
+            mx.clear_streams()
+
+    def _shut(self) -> None:
+        with self._door:
+            self._closed.set()
+        while not self._commands.empty():
+            match self._commands.get():
+                case Submit(handle=handle):
+                    handle._fail(_closed_error())
+                case Call(future=future):
+                    future.set_exception(_closed_error())
+                case _:
+                    pass
+
+    def _put(self, command: Any) -> None:
+        with self._door:
+            if self._closed.is_set():
+                raise _closed_error()
+            self._commands.put(command)
+
+    def submit(
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        salt: SaltDomain = SHARED_DOMAIN,
+    ) -> Handle:
+        """Queue a prompt.
+
+        Args:
+            prompt: Token ids, at least one.
+            params: How to sample.
+            salt: Sharing domain.
+
+        Raises:
+            EngineClosedError: The engine was closed.
+        """
+        handle = Handle(TurnId(next(self._ids)), self._cancel)
+        self._put(Submit(handle, tuple(prompt), params, salt, time.perf_counter()))
+        return handle
+
+    def _cancel(self, turn_id: TurnId) -> None:
+        if not self._closed.is_set():
+            self._commands.put(Cancel(turn_id))
+
+    def call(self, function: Callable[[Core], T]) -> T:
+        """Run `function` on the engine thread between two steps and return its result.
+
+        Args:
+            function: Gets the core; must not keep it.
+
+        Raises:
+            EngineClosedError: The engine was closed.
+        """
+        call = Call(function)
+        self._put(call)
+        return call.future.result()
+
+    def close(self) -> None:
+        """End the loop and wait for it; running turns fail. Closing twice is harmless."""
+        if not self._closed.is_set():
+            self._commands.put(Close())
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+
+def _closed_error() -> EngineClosedError:
+    return EngineClosedError("the model was closed")
+
+
+@atexit.register
+def _close_all() -> None:
+    """Stop every loop before the interpreter takes MLX apart under it."""
+    for engine in list(_ENGINES):
+        engine.close()

@@ -1,0 +1,257 @@
+"""The loop: plan, build, read the step before, start, settle.
+
+    build n+1   while the device computes n; the rows' newest tokens are still on it
+    read n      waits for the device
+    start n+1   at once: the device idles only between these two calls
+    settle n    text, stop rules, publication: beside the device's work
+
+A turn that turns out to have ended in step n is already a row of n+1. That row is computed
+and forgotten: it writes behind the committed frontier, into a block that nobody else reads.
+"""
+
+from __future__ import annotations
+
+import queue
+import time
+from typing import Any
+
+import attrs
+import mlx.core as mx
+
+from ..errors import (
+    CacheExhaustedError,
+    ContextLengthExceededError,
+    EngineClosedError,
+    NeveError,
+)
+from ..ids import TurnId
+from ..log import get_logger
+from ..sampling.sampler import RowState
+from ..scheduler.turn import Turn, TurnStatus
+from .commands import Call, Cancel, Close, Submit
+from .completion import CacheReport, Completion, Timings, TokenLogprob, Usage
+from .core import Core
+from .handles import Handle
+from .output import TurnOutput
+from .runner import Step
+
+CLEAR_CACHE_STEPS = {"paged": 1024, "flat": 256}
+"""Steps after which MLX's buffer cache is emptied, by lane."""
+
+
+@attrs.define(eq=False)
+class Job:
+    """A turn with its caller, its sampling state and its text."""
+
+    turn: Turn
+    handle: Handle
+    state: RowState
+    output: TurnOutput
+    submitted_at: float
+    admitted_at: float = 0.0
+    first_token_at: float = 0.0
+
+
+class Loop:
+    """Runs on the engine thread until it is told to close."""
+
+    def __init__(self, core: Core, commands: queue.SimpleQueue[Any]) -> None:
+        self._core = core
+        self._commands = commands
+        self._scheduler = core.scheduler
+        self._jobs: dict[TurnId, Job] = {}
+        self._in_flight: Step | None = None
+        self._closing = False
+        self._num_steps = 0
+        self._log = get_logger("engine")
+
+    def run(self) -> None:
+        """Serve until closed; whatever still runs then fails."""
+        try:
+            while not self._closing:
+                self._serve_commands()
+                self._step()
+        finally:
+            for job in list(self._jobs.values()):
+                self._fail(job, EngineClosedError("the model was closed"))
+
+    # -- commands --------------------------------------------------------------------------
+
+    def _serve_commands(self) -> None:
+        """Serve what has arrived; wait for an arrival if there is nothing else to do."""
+        idle = self._scheduler.is_idle and self._in_flight is None
+        while True:
+            try:
+                command = self._commands.get(block=idle)
+            except queue.Empty:
+                return
+            self._serve(command)
+            idle = False
+
+    def _serve(self, command: Submit | Cancel | Call | Close) -> None:
+        match command:
+            case Submit():
+                self._submit(command)
+            case Cancel(turn_id):
+                self._cancel(turn_id)
+            case Call():
+                self._call(command)
+            case Close():
+                self._closing = True
+
+    def _submit(self, command: Submit) -> None:
+        params, handle = command.params, command.handle
+        limit = params.max_tokens if params.max_tokens is not None else 2**31
+        turn = Turn(handle.id, list(command.prompt), limit, command.salt)
+        try:
+            self._scheduler.submit(turn)
+        except ContextLengthExceededError as error:
+            handle._fail(error)
+            return
+        state = RowState.create(
+            params, vocab_size=self._core.info.vocab_size, prompt_tokens=command.prompt
+        )
+        info = self._core.info
+        output = TurnOutput(info.tokenizer, info.eos_token_ids, params, turn.max_tokens)
+        self._jobs[turn.id] = Job(turn, handle, state, output, command.submitted_at)
+
+    def _cancel(self, turn_id: TurnId) -> None:
+        job = self._jobs.pop(turn_id, None)
+        if job is not None:
+            self._scheduler.finish(job.turn)
+            job.handle._cancelled()
+
+    def _call(self, command: Call) -> None:
+        try:
+            command.future.set_result(command.function(self._core))
+        except Exception as error:  # noqa: BLE001  it belongs to whoever asked
+            command.future.set_exception(error)
+
+    # -- one step --------------------------------------------------------------------------
+
+    def _step(self) -> None:
+        previous, self._in_flight = self._in_flight, None
+        try:
+            step = self._build(previous)
+        except Exception as error:  # noqa: BLE001  a family's forward may raise anything
+            self._fail_running(error)
+            return
+        try:
+            results = previous.read() if previous else ([], [])
+            if step is not None:
+                step.start()
+        except Exception as error:  # noqa: BLE001  so may the device
+            self._fail_running(error)
+            self._core.runner.lane.reset()
+            return
+        self._in_flight = step
+        if previous is not None:
+            self._settle(previous, *results)
+
+    def _build(self, previous: Step | None) -> Step | None:
+        plan = self._scheduler.plan()
+        for turn in plan.starved:
+            error = CacheExhaustedError(1, self._scheduler.stats().block_available)
+            self._fail(self._jobs[turn.id], error)
+        if not plan.rows:
+            return None
+        now = time.perf_counter()
+        for row in plan.rows:
+            job = self._jobs[row.turn.id]
+            job.admitted_at = job.admitted_at or now
+        states = [self._jobs[row.turn.id].state for row in plan.rows if row.samples]
+        step = self._core.runner.build(plan, previous, states)
+        self._scheduler.mark_in_flight(plan)
+        if len(states) == len(plan.rows) and all(_is_plain(state) for state in states):
+            self._scheduler.counters.fused_greedy_epilogue_steps += 1
+        self._count_step()
+        return step
+
+    def _count_step(self) -> None:
+        self._num_steps += 1
+        if self._num_steps % CLEAR_CACHE_STEPS[self._core.info.lane] == 0:
+            mx.clear_cache()
+
+    def _settle(
+        self, step: Step, tokens: list[int], logprobs: list[TokenLogprob | None]
+    ) -> None:
+        for row in step.plan.rows:
+            index = step.sources.get(row.turn.id)
+            token = None if index is None else tokens[index]
+            if self._scheduler.settle(row, token) and index is not None:
+                self._deliver(self._jobs[row.turn.id], tokens[index], logprobs[index])
+
+    def _deliver(self, job: Job, token: int, logprob: TokenLogprob | None) -> None:
+        job.first_token_at = job.first_token_at or time.perf_counter()
+        wanted = job.state.params.logprobs
+        if logprob is not None:
+            logprob = attrs.evolve(logprob, top=logprob.top[:wanted]) if wanted else None
+        job.handle._add(job.output.add(token, logprob))
+        if job.output.finish_reason is not None:
+            self._complete(job)
+
+    # -- endings ---------------------------------------------------------------------------
+
+    def _complete(self, job: Job) -> None:
+        del self._jobs[job.turn.id]
+        completion = self._completion(job)
+        self._scheduler.finish(job.turn)
+        job.handle._finish(completion)
+
+    def _completion(self, job: Job) -> Completion:
+        turn, output = job.turn, job.output
+        assert output.finish_reason is not None
+        assert turn.cached_tokens is not None
+        start, now = job.submitted_at, time.perf_counter()
+        return Completion(
+            text=output.text,
+            tokens=tuple(output.tokens),
+            finish_reason=output.finish_reason,
+            usage=Usage(turn.num_prompt_tokens, len(output.tokens), turn.cached_tokens),
+            cache_report=self._cache_report(turn),
+            timings=Timings(
+                queue_ms=(job.admitted_at - start) * 1e3,
+                ttft_ms=(job.first_token_at - start) * 1e3,
+                total_ms=(now - start) * 1e3,
+            ),
+            logprobs=tuple(output.logprobs),
+        )
+
+    def _cache_report(self, turn: Turn) -> CacheReport:
+        hot = turn.cached_tokens or 0
+        size = self._core.info.settings.cache.paged_block_size
+        complete = hot >= (turn.num_prompt_tokens - 1) // size * size
+        miss = None if complete else "no_block"
+        if self._core.info.lane == "flat":
+            miss = "no_cache"
+        return CacheReport(hot, turn.num_prompt_tokens - hot, miss, turn.preemptions)
+
+    def _fail(self, job: Job, error: BaseException) -> None:
+        del self._jobs[job.turn.id]
+        self._scheduler.finish(job.turn)
+        job.handle._fail(error)
+
+    def _fail_running(self, error: Exception) -> None:
+        """Fail every turn that a step may have touched; those that wait go on.
+
+        Only committed blocks were ever published, so no other turn has seen what the broken
+        step wrote.
+        """
+        self._log.error("engine.step.failed", error=repr(error))
+        for job in list(self._jobs.values()):
+            if job.turn.status is TurnStatus.RUNNING or job.turn.num_in_flight:
+                self._fail(job, _as_neve_error(error))
+
+
+def _as_neve_error(error: Exception) -> Exception:
+    if isinstance(error, NeveError):
+        return error
+    wrapped = NeveError(f"the step failed: {type(error).__name__}: {error}")
+    wrapped.__cause__ = error
+    return wrapped
+
+
+def _is_plain(state: RowState) -> bool:
+    """Whether a row is sampled by the wave's argmax and nothing else."""
+    params = state.params
+    return params.greedy and not params.penalised and not params.logit_bias

@@ -1,0 +1,74 @@
+"""The text side of a turn: sampled tokens in, certain text out, and when to stop."""
+
+from __future__ import annotations
+
+from ..sampling.params import SamplingParams
+from ..text.detokenizer import Detokenizer
+from ..text.stop_sequences import StopMatcher
+from ..text.tokenizer import Tokenizer
+from .completion import FinishReason, Piece, TokenLogprob
+
+
+class TurnOutput:
+    """Collects one turn's answer.
+
+    Attributes:
+        tokens: Every sampled token.
+        text: The text that is certain so far.
+        finish_reason: Why the turn ended, None while it goes on.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        eos_token_ids: frozenset[int],
+        params: SamplingParams,
+        max_tokens: int,
+    ) -> None:
+        """Make an empty answer.
+
+        Args:
+            tokenizer: The model's tokenizer.
+            eos_token_ids: Tokens that end the answer.
+            params: Stop strings, and whether the end of sequence counts.
+            max_tokens: Tokens after which the turn ends for length.
+        """
+        self.tokens: list[int] = []
+        self.logprobs: list[TokenLogprob] = []
+        self.text = ""
+        self.finish_reason: FinishReason | None = None
+        self._max_tokens = max_tokens
+        self._eos = frozenset() if params.ignore_eos else eos_token_ids
+        self._detokenizer = Detokenizer(tokenizer)
+        self._matcher = StopMatcher(params.stop) if params.stop else None
+
+    def add(self, token: int, logprob: TokenLogprob | None = None) -> Piece:
+        """Take one token and return the piece that it makes certain."""
+        self.tokens.append(token)
+        if logprob is not None:
+            self.logprobs.append(logprob)
+        if token in self._eos:
+            text = self._end("stop")
+        else:
+            text = self._certain(self._detokenizer.add(token))
+            if self.finish_reason is None and len(self.tokens) >= self._max_tokens:
+                text += self._end("length")
+        self.text += text
+        return Piece(text, (token,), () if logprob is None else (logprob,))
+
+    def _certain(self, text: str) -> str:
+        if self._matcher is None:
+            return text
+        text = self._matcher.add(text)
+        if self._matcher.stopped:
+            self.finish_reason = "stop"
+        return text
+
+    def _end(self, reason: FinishReason) -> str:
+        """Flush what was held back; a stop string may still turn up in it."""
+        text = self._certain(self._detokenizer.finish())
+        if self.finish_reason is None:
+            self.finish_reason = reason
+            if self._matcher is not None:
+                text += self._matcher.finish()
+        return text

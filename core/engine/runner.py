@@ -1,0 +1,154 @@
+"""From a plan to a lazy graph, and from an evaluated graph to tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+import mlx.core as mx
+import mlx.nn as nn
+
+from ..contract.cache_spec import CacheLayout
+from ..contract.forward import StepBatch
+from ..families import Family
+from ..forward.flat_context import FlatContext
+from ..forward.step_batch import RowInput, build_step_batch
+from ..kvcache.flat_cache import FlatCache
+from ..sampling.sampler import RowState, SampledRows, sample
+from ..scheduler.plan import PlannedRow, StepPlan
+from .completion import TokenLogprob
+from .lanes import Lane
+
+
+@attrs.frozen(eq=False)
+class Step:
+    """A step that was built, lazily.
+
+    Attributes:
+        plan: What it computes.
+        sampled: Device arrays of the rows that sample, in plan order; None if none does.
+        sources: Turn id -> index among the sampled rows.
+        updated: Cache arrays that must be evaluated with it.
+    """
+
+    plan: StepPlan
+    sampled: SampledRows | None
+    sources: dict[int, int]
+    updated: list[mx.array]
+
+    def start(self) -> None:
+        """Hand the graph to the device."""
+        outputs = attrs.astuple(self.sampled, recurse=False) if self.sampled else ()
+        mx.async_eval(*[a for a in outputs if a is not None], *self.updated)
+        # a second name for a pool's array would turn its next update into a copy
+        self.updated.clear()
+
+    def read(self) -> tuple[list[int], list[TokenLogprob | None]]:
+        """Wait for the device and return token and log-probability of each sampled row.
+
+        All of the step is waited for, not just its tokens: a pool that a pending write still
+        reads cannot be updated in place by the next step.
+        """
+        mx.synchronize()
+        if self.sampled is None:
+            return [], []
+        tokens: Any = self.sampled.tokens.tolist()
+        return tokens, _read_logprobs(self.sampled, tokens)
+
+
+def _read_logprobs(sampled: SampledRows, tokens: list[int]) -> list[TokenLogprob | None]:
+    if sampled.logprobs is None:
+        return [None] * len(tokens)
+    assert sampled.top_ids is not None
+    assert sampled.top_logprobs is not None
+    own: Any = sampled.logprobs.tolist()
+    ids: Any = sampled.top_ids.tolist()
+    values: Any = sampled.top_logprobs.tolist()
+    return [
+        TokenLogprob(token, logprob, tuple(zip(*top, strict=True)))
+        for token, logprob, *top in zip(tokens, own, ids, values, strict=True)
+    ]
+
+
+class Runner:
+    """Runs a family's forward over a lane. Owned by the engine thread."""
+
+    def __init__(
+        self,
+        family: Family,
+        model: nn.Module,
+        layout: CacheLayout,
+        lane: Lane,
+        *,
+        row_exact: bool,
+    ) -> None:
+        """Bind a model to a lane.
+
+        Args:
+            family: Whose `forward` is called.
+            model: The model.
+            layout: Its cache layout.
+            lane: Cache and context.
+            row_exact: Run each row alone, so that its logits do not depend on the others.
+        """
+        self.lane = lane
+        self._layout = layout
+        self._family = family
+        self._model = model
+        self._row_exact = row_exact
+
+    def build(self, plan: StepPlan, previous: Step | None, states: Sequence[RowState]) -> Step:
+        """Build a step's graph; nothing is computed.
+
+        Args:
+            plan: The step's rows.
+            previous: The step whose sampled tokens the rows on the device refer to.
+            states: Sampling state of each row that samples, in plan order.
+        """
+        inputs = [_row_input(row, previous) for row in plan.rows]
+        sampled = previous.sampled.tokens if previous and previous.sampled else None
+        logits = self._logits(plan, inputs, sampled)
+        sampling = [row for row in plan.rows if row.samples]
+        return Step(
+            plan,
+            sample(logits, states) if logits is not None else None,
+            {row.turn.id: i for i, row in enumerate(sampling)},
+            self.lane.arrays([row.sequence for row in plan.rows]),
+        )
+
+    def _logits(
+        self, plan: StepPlan, inputs: Sequence[RowInput], sampled: mx.array | None
+    ) -> mx.array | None:
+        """Return logits `[R, V]`, None if no row samples."""
+        if not self._row_exact:
+            return self._forward(build_step_batch(inputs, sampled), plan.rows)
+        parts = [
+            self._forward(build_step_batch([one], sampled), [row])
+            for one, row in zip(inputs, plan.rows, strict=True)
+        ]
+        parts = [part for part in parts if part is not None]
+        return mx.concatenate(parts) if parts else None
+
+    def _forward(self, batch: StepBatch, rows: Sequence[PlannedRow]) -> mx.array | None:
+        context = self.lane.context(batch, [row.sequence for row in rows])
+        logits = self._family.forward(self._model, batch, context)
+        return logits if logits.shape[0] else None
+
+    def evaluate(self, ids: Sequence[int]) -> mx.array:
+        """Return the logits `[T, V]`, float32 and evaluated, of one sequence on its own."""
+        batch = attrs.evolve(
+            build_step_batch([RowInput(0, ids)], None), logit_rows=mx.arange(len(ids))
+        )
+        context = FlatContext(self._layout, [FlatCache()], batch)
+        logits = self._family.forward(self._model, batch, context).astype(mx.float32)
+        mx.eval(logits)
+        return logits
+
+
+def _row_input(row: PlannedRow, previous: Step | None) -> RowInput:
+    if row.on_device:
+        assert previous is not None
+        return RowInput(row.position, None, previous.sources[row.turn.id])
+    tokens = row.turn.tokens[row.position : row.position + row.length]
+    return RowInput(row.position, tokens, wants_logits=row.samples)

@@ -1,0 +1,286 @@
+"""The user's handle on a loaded model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TypeAlias, cast
+
+import attrs
+import mlx.core as mx
+
+from .engine.completion import Completion, Piece
+from .engine.engine import Engine
+from .engine.handles import Handle
+from .errors import RequestError
+from .kvcache.block_identity import salt_domain
+from .kvcache.stats import CacheStats
+from .metal import dispatch
+from .sampling.params import SamplingParams
+from .scheduler.telemetry import SchedulerStats
+from .text.reasoning import split_reasoning
+
+if TYPE_CHECKING:
+    from .engine.core import Core
+    from .text.tokenizer import Tokenizer
+
+Message: TypeAlias = Mapping[str, Any]
+Prompt: TypeAlias = "str | Sequence[int] | Sequence[Message]"
+
+
+@attrs.frozen
+class ModelStats:
+    """Figures of a loaded model.
+
+    Attributes:
+        scheduler: Steps, admissions, preemptions.
+        pools: Blocks and prefix hits, one entry a group; None on the flat path.
+        kernels: `operation:variant` -> times it was put into a graph by this process.
+        memory: `active`, `peak` and `cache` bytes of MLX.
+    """
+
+    scheduler: SchedulerStats
+    pools: CacheStats | None
+    kernels: Mapping[str, int]
+    memory: Mapping[str, int]
+
+
+class Model:
+    """A loaded model: generate, stream, chat. Every method may be called from any thread.
+
+    Use it as a context manager, or call `close`.
+
+    Attributes:
+        info: What loading found out.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self.info = engine.info
+        self._engine = engine
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer."""
+        return self.info.tokenizer
+
+    def encode(
+        self,
+        prompt: Prompt,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """Return the token ids that a prompt stands for.
+
+        Args:
+            prompt: Text, taken as it stands; token ids; or chat messages, which go through
+                the checkpoint's template.
+            tools: Tool descriptions for the template.
+            template_kwargs: Flags for the template, e.g. `{"enable_thinking": False}`.
+
+        Raises:
+            RequestError: The prompt is empty, malformed, or has ids outside the vocabulary.
+        """
+        if isinstance(prompt, str):
+            ids = self.tokenizer.encode(prompt)
+        elif prompt and isinstance(prompt[0], Mapping):
+            ids = self.tokenizer.encode_messages(
+                cast("Sequence[Message]", prompt), tools=tools, template_kwargs=template_kwargs
+            )
+        else:
+            ids = self._check_ids(prompt)
+        if not ids:
+            raise RequestError(
+                "the prompt is empty: at least one token is needed",
+                code="empty_prompt",
+                param="prompt",
+            )
+        return ids
+
+    def _check_ids(self, prompt: Sequence[Any]) -> list[int]:
+        for token in prompt:
+            if isinstance(token, bool) or not isinstance(token, int):
+                raise RequestError(
+                    "a prompt is a string, token ids, or messages with a role, not a list "
+                    f"with {token!r}",
+                    code="invalid_prompt",
+                    param="prompt",
+                )
+            if not 0 <= token < self.info.vocab_size:
+                raise RequestError(
+                    f"token id {token} is outside the vocabulary of {self.info.vocab_size}",
+                    code="invalid_prompt",
+                    param="prompt",
+                )
+        return list(prompt)
+
+    def submit(
+        self,
+        prompt: Prompt,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+        cache_salt: str | None = None,
+        **sampling: Any,
+    ) -> Handle:
+        """Queue a request and return at once.
+
+        Args:
+            prompt: See `encode`.
+            tools: See `encode`.
+            template_kwargs: See `encode`.
+            cache_salt: Requests share cached prefixes only under equal salts, None being
+                one of them.
+            **sampling: Fields of `SamplingParams`.
+
+        Raises:
+            RequestError: The prompt or a parameter is wrong. (A prompt that does not fit
+                fails on the handle.)
+            EngineClosedError: The model was closed.
+        """
+        params = _sampling_params(sampling)
+        params.check_vocabulary(self.info.vocab_size)
+        ids = self.encode(prompt, tools=tools, template_kwargs=template_kwargs)
+        return self._engine.submit(ids, params, salt_domain(cache_salt))
+
+    def generate(self, prompt: Prompt, **options: Any) -> Completion:
+        """Return the completion of a prompt; options as in `submit`.
+
+        Raises:
+            RequestError: As in `submit`, and `ContextLengthExceededError`.
+        """
+        return self.submit(prompt, **options).result()
+
+    def stream(self, prompt: Prompt, **options: Any) -> Iterator[Piece]:
+        """Yield a completion's pieces as they come; leaving the loop cancels the request.
+
+        The request is queued by this call, not by the first `next`.
+        """
+        return _cancelling(self.submit(prompt, **options))
+
+    def chat(
+        self, system: str | None = None, *, cache_salt: str | None = None, **options: Any
+    ) -> Chat:
+        """Open a conversation.
+
+        Args:
+            system: System message.
+            cache_salt: Sharing domain of all its turns.
+            **options: Defaults for every turn, as in `submit`.
+        """
+        return Chat(self, system, {**options, "cache_salt": cache_salt})
+
+    def logits(self, ids: Sequence[int]) -> mx.array:
+        """Return the logits `[T, V]`, float32, of every position of one sequence.
+
+        Computed apart from the cache, in one piece.
+
+        Raises:
+            RequestError: An id is outside the vocabulary, or there are none.
+            ContextLengthExceededError: There are more than the model can address.
+        """
+        checked = self.encode(ids)
+        return self._engine.call(lambda core: core.runner.evaluate(checked))
+
+    def stats(self) -> ModelStats:
+        """Return the model's figures, taken between two steps."""
+        return self._engine.call(_stats)
+
+    def max_concurrent_sequences(self) -> int:
+        """Return how many turns may run at once."""
+        return self.info.settings.scheduler.max_num_seqs
+
+    def close(self) -> None:
+        """End the engine; running requests fail. Closing twice is harmless."""
+        self._engine.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class Chat:
+    """A conversation: every turn sends the whole history, of which the cache knows the most.
+
+    A turn that fails or is abandoned leaves the history as it was. One turn at a time.
+
+    Attributes:
+        messages: The history so far.
+    """
+
+    def __init__(self, model: Model, system: str | None, options: Mapping[str, Any]) -> None:
+        self.messages: list[dict[str, Any]] = []
+        self._model = model
+        self._options = dict(options)
+        if system is not None:
+            self.messages.append({"role": "system", "content": system})
+
+    def send(self, content: str, **options: Any) -> Completion:
+        """Send a user message and return the answer.
+
+        Raises:
+            RequestError: As in `Model.submit`.
+        """
+        messages = [*self.messages, {"role": "user", "content": content}]
+        completion = self._model.generate(messages, **{**self._options, **options})
+        self._remember(messages, completion)
+        return completion
+
+    def stream(self, content: str, **options: Any) -> Iterator[Piece]:
+        """Send a user message and yield the answer's pieces.
+
+        The history grows when the last piece was taken.
+        """
+        messages = [*self.messages, {"role": "user", "content": content}]
+        handle = self._model.submit(messages, **{**self._options, **options})
+        yield from _cancelling(handle)
+        self._remember(messages, handle.result())
+
+    def _remember(self, messages: list[dict[str, Any]], completion: Completion) -> None:
+        marks = self._model.info.protocol.reasoning
+        reasoning, answer = split_reasoning(completion.text, marks)
+        message: dict[str, Any] = {"role": "assistant", "content": answer}
+        if reasoning is not None:
+            message["reasoning_content"] = reasoning
+        self.messages = [*messages, message]
+
+
+def _stats(core: Core) -> ModelStats:
+    return ModelStats(
+        scheduler=core.scheduler.stats(),
+        pools=core.runner.lane.stats(),
+        kernels=dispatch.counts(),
+        memory={
+            "active": mx.get_active_memory(),
+            "peak": mx.get_peak_memory(),
+            "cache": mx.get_cache_memory(),
+        },
+    )
+
+
+def _cancelling(handle: Handle) -> Iterator[Piece]:
+    """Yield a handle's pieces; cancel it if the consumer leaves early."""
+    try:
+        yield from handle
+    finally:
+        if not handle.done:
+            handle.cancel()
+
+
+def _sampling_params(options: Mapping[str, Any]) -> SamplingParams:
+    known = [field.name for field in attrs.fields(SamplingParams)]
+    unknown = sorted(set(options) - set(known))
+    if unknown:
+        raise RequestError(
+            f"{unknown[0]} is no parameter of a request (known: {', '.join(known)})",
+            code="unknown_parameter",
+            param=unknown[0],
+        )
+    return SamplingParams(**options)
