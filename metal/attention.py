@@ -48,20 +48,18 @@ def _attend(
     q: mx.array,
     k: mx.array,
     v: mx.array,
-    mask: mx.array | None,
+    mask: mx.array,
     scale: float,
     softcap: float | None,
 ) -> mx.array:
     """Return `[N, Hk, G, L, Dv]` for `q [N, Hk, G, L, D]`, keys `[N, Hk, K, D]`.
 
-    `mask` is added to the scores `[N, Hk, G, L, K]`; scores and softmax are in float32.
+    `mask` is added to the scores `[N, Hk, G, L, K]`; the softmax is in float32.
     """
     num_rows, heads, group, length, dims = q.shape
     rows = (q * scale).reshape(num_rows, heads, group * length, dims)
     scores = (rows @ k.swapaxes(-1, -2)).reshape(num_rows, heads, group, length, -1)
-    scores = _cap(scores.astype(mx.float32), softcap)
-    if mask is not None:
-        scores = scores + mask
+    scores = _cap(scores.astype(mx.float32), softcap) + mask
     weights = mx.softmax(scores, axis=-1).astype(v.dtype)
     out = weights.reshape(num_rows, heads, group * length, -1) @ v
     return out.reshape(num_rows, heads, group, length, -1)

@@ -1,8 +1,8 @@
 """A fast BLAS in front of the slow one that MLX brings to Linux CPUs.
 
-MLX's Linux wheel binds `cblas_sgemm` to a bundled reference BLAS, about fifty times slower
-than OpenBLAS. The dynamic linker gives a name to whoever was *globally* there first, so an
-OpenBLAS that is loaded before `mlx.core` takes over; one loaded later changes nothing.
+MLX's Linux wheel binds `cblas_sgemm` to a bundled reference BLAS, on one core thirty times
+slower than OpenBLAS. The dynamic linker gives a name to whoever was *globally* there first,
+so an OpenBLAS that is loaded before `mlx.core` takes over; one loaded later changes nothing.
 
 Nothing here raises and nothing is required: what was found, and why something was not used,
 is in the report. `NEVE_BLAS=off` leaves MLX alone, `NEVE_BLAS=/path/to/libopenblas.so` names
@@ -18,16 +18,13 @@ import os
 import re
 import sys
 import time
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import attrs
 
 from .elf_alias import expose
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _VARIABLE = "NEVE_BLAS"
 _SYSTEM_LIBRARIES = ("libopenblasp.so.0", "libopenblas.so.0")  # Fedora's threaded one; Debian's
@@ -74,7 +71,7 @@ def preload() -> BlasReport:
         except (OSError, _UnusableLibraryError) as error:
             findings.append(str(error))
         else:
-            reason = f"OpenBLAS stands in front of MLX's own BLAS, from: {source}"
+            reason = f"a BLAS stands in front of MLX's own, from: {source}"
             return BlasReport(reason=reason, library=library, source=source, config=config)
     hint = () if os.environ.get(_VARIABLE) else (_HOW_TO_GET_ONE,)
     return BlasReport(reason="; ".join((*findings, *hint)))
