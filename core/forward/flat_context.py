@@ -11,6 +11,7 @@ from ..contract.forward import RopeSpec, Segment, StepBatch
 from ..kvcache.flat_cache import FlatCache
 from ..layers.rope import Rotation
 from ..metal.attention import decode_attention, prefill_attention
+from .route import storage_of
 
 
 class FlatContext:
@@ -49,7 +50,7 @@ class FlatContext:
         softcap: float | None = None,
     ) -> mx.array:
         """Store keys and values, attend; see `ForwardContext.attend`."""
-        owner = self._layout.owner(layer)
+        owner = storage_of(self._layout, layer, k, v)
         slot = (owner.group, owner.ordinal)
         parts: list[mx.array] = []
         for segment, cache in zip(self._batch.segments, self._caches, strict=True):

@@ -13,6 +13,8 @@ from ..kvcache.device_tables import DeviceTables
 from ..kvcache.layer_pool import LayerPool
 from ..layers.rope import Rotation
 from ..metal.attention import decode_attention, prefill_attention
+from .decode_buckets import DecodeWave
+from .route import storage_of
 
 
 @attrs.frozen(eq=False)
@@ -21,17 +23,13 @@ class _GroupStep:
 
     Attributes:
         blocks: Block that each token is written to, `[T]`.
-        decode_tables: Tables of the decode rows `[N, M]`, None without decode rows.
+        decode_tables: Tables `[n, M]` of the decode rows, one a bucket.
         prefill_tables: Table `[1, M]` of each prefill slice.
     """
 
     blocks: mx.array
-    decode_tables: mx.array | None
+    decode_tables: tuple[mx.array, ...]
     prefill_tables: tuple[mx.array, ...]
-
-
-def _num_blocks(num_tokens: int, block_size: int) -> int:
-    return -(-num_tokens // block_size)
 
 
 class PagedContext:
@@ -67,34 +65,26 @@ class PagedContext:
         self._num_decode = batch.num_decode_rows
         self._offsets = batch.positions % block_size
         decode = batch.segments[: self._num_decode]
-        self._longest = max((s.position + 1 for s in decode), default=0)
-        self._mask = self._decode_mask(block_size)
+        self._wave = DecodeWave.of([s.position for s in decode], block_size)
         self._steps = [self._prepare(t, rows, block_size) for t in tables]
 
-    def _decode_mask(self, block_size: int) -> mx.array:
-        """Return 0 for visible keys and -inf elsewhere, `[N, 1, 1, 1, K]`."""
-        num_keys = _num_blocks(self._longest, block_size) * block_size
-        positions = self._batch.positions[: self._num_decode]
-        visible = mx.arange(num_keys)[None] <= positions[:, None]
-        return mx.where(visible, 0.0, -mx.inf)[:, None, None, None]
-
     def _prepare(self, table: DeviceTables, rows: Sequence[int], block_size: int) -> _GroupStep:
-        segments, n = self._batch.segments, self._num_decode
-        parts = [mx.array(list(rows[:n]), mx.int32)] if n else []
-        parts += [
-            mx.full((s.length,), row, mx.int32)
-            for s, row in zip(segments[n:], rows[n:], strict=True)
-        ]
-        row_of_token = parts[0] if len(parts) == 1 else mx.concatenate(parts)
-        decode = None
-        if n:
-            decode = table.rows(parts[0], _num_blocks(self._longest, block_size))
-        prefill = tuple(
-            table.rows(mx.array([row]), _num_blocks(s.position + s.length, block_size))
-            for s, row in zip(segments[n:], rows[n:], strict=True)
+        n = self._num_decode
+        prefill = list(zip(self._batch.segments[n:], rows[n:], strict=True))
+        decode_rows = mx.array(list(rows[:n]), mx.int32)
+        row_of_token = mx.concatenate(
+            [decode_rows, *(mx.full((s.length,), row, mx.int32) for s, row in prefill)]
         )
-        blocks = table.blocks_at(row_of_token, self._batch.positions // block_size)
-        return _GroupStep(blocks, decode, prefill)
+        return _GroupStep(
+            blocks=table.blocks_at(row_of_token, self._batch.positions // block_size),
+            decode_tables=tuple(
+                table.rows(decode_rows[b.rows], b.num_blocks) for b in self._wave.buckets
+            ),
+            prefill_tables=tuple(
+                table.rows(mx.array([row]), -(-(s.position + s.length) // block_size))
+                for s, row in prefill
+            ),
+        )
 
     def rope(self, x: mx.array, spec: RopeSpec) -> mx.array:
         """Rotate `x [T, H, D]` at the step's positions."""
@@ -111,17 +101,13 @@ class PagedContext:
         softcap: float | None = None,
     ) -> mx.array:
         """Store keys and values, attend; see `ForwardContext.attend`."""
-        owner = self._layout.owner(layer)
+        owner = storage_of(self._layout, layer, k, v)
         pool, step = self._pools[owner.group], self._steps[owner.group]
         if k is not None and v is not None:
             pool.write(owner.ordinal, k, v, step.blocks, self._offsets)
         parts: list[mx.array] = []
-        if step.decode_tables is not None:
-            keys, values = pool.gather(owner.ordinal, step.decode_tables)
-            rows = q[: self._num_decode]
-            parts.append(
-                decode_attention(rows, keys, values, self._mask, scale=scale, softcap=softcap)
-            )
+        if self._num_decode:
+            parts.append(self._decode(q, pool, owner.ordinal, step, scale, softcap))
         prefill = self._batch.segments[self._num_decode :]
         for segment, table in zip(prefill, step.prefill_tables, strict=True):
             part = slice(segment.start, segment.start + segment.length)
@@ -134,3 +120,24 @@ class PagedContext:
                 keys, values = (p[0, :, :end] for p in pages)
             parts.append(prefill_attention(q[part], keys, values, scale=scale, softcap=softcap))
         return parts[0] if len(parts) == 1 else mx.concatenate(parts)
+
+    def _decode(
+        self,
+        q: mx.array,
+        pool: LayerPool,
+        ordinal: int,
+        step: _GroupStep,
+        scale: float,
+        softcap: float | None,
+    ) -> mx.array:
+        """Attend the decode rows, bucket by bucket; `[N, Hq, Dv]` in the step's order."""
+        parts: list[mx.array] = []
+        for bucket, table in zip(self._wave.buckets, step.decode_tables, strict=True):
+            rows = q[bucket.rows]
+            keys, values = pool.gather(ordinal, table)
+            parts.append(
+                decode_attention(rows, keys, values, bucket.mask, scale=scale, softcap=softcap)
+            )
+        if self._wave.restore is None:
+            return parts[0]
+        return mx.concatenate(parts)[self._wave.restore]
