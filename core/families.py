@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
 from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,7 @@ from .errors import (
     PluginConflictError,
     PluginError,
 )
-from .log import get_logger
+from .log import configure_if_unset, get_logger
 
 if TYPE_CHECKING:
     import mlx.core as mx
@@ -129,47 +130,62 @@ def _wanted(point: EntryPoint) -> bool:
     return names is None or point.name in {name.strip() for name in names.split(",")}
 
 
-def _import(point: EntryPoint) -> object:
+@contextmanager
+def _refusing(plugin: str, doing: str) -> Generator[None]:
+    """Turn whatever a stranger's code raises into a `PluginError`."""
     try:
-        return point.load()
+        yield
     except Exception as error:
-        raise PluginError(
-            point.name, f"importing {point.value} raised {type(error).__name__}: {error}"
-        ) from error
+        reason = f"{doing} raised {type(error).__name__}: {error}"
+        raise PluginError(plugin, reason) from error
+
+
+def _import(point: EntryPoint) -> object:
+    with _refusing(point.name, f"importing {point.value}"):
+        return point.load()
 
 
 def _register(name: str, module: object) -> pluggy.PluginManager:
     """Return a manager that holds this plugin alone, so that its hooks run for it only."""
     manager = pluggy.PluginManager(PROJECT)
-    manager.add_hookspecs(FamilyHooks)
-    try:
+    with _refusing(name, "looking for its hooks"):
         manager.register(module, name)
-        manager.check_pending()
-    except pluggy.PluginValidationError as error:
-        raise HookMissingError(name, str(error)) from error
     return manager
 
 
+def _ask_info(name: str, manager: pluggy.PluginManager) -> FamilyInfo:
+    """Ask before the hooks are checked: another version may have others."""
+    if not hasattr(manager.hook, "family_info"):
+        raise HookMissingError(name, "mandatory hooks are missing: family_info")
+    with _refusing(name, "family_info"):
+        answers = manager.hook.family_info()
+    if len(answers) != 1 or not isinstance(answers[0], FamilyInfo):
+        raise PluginError(name, f"family_info must return a FamilyInfo, got {answers}")
+    return answers[0]
+
+
+def _check_version(name: str, info: FamilyInfo) -> None:
+    if info.hookspec_version != HOOKSPEC_VERSION:
+        raise HookVersionError(
+            name,
+            f"it was written for hook specification {info.hookspec_version}, this neve has "
+            f"{HOOKSPEC_VERSION}: install matching versions of neve and {info.distribution}",
+            info.model_types,
+        )
+
+
 def _check_hooks(name: str, manager: pluggy.PluginManager, info: FamilyInfo) -> None:
+    try:
+        manager.add_hookspecs(FamilyHooks)
+        manager.check_pending()
+    except pluggy.PluginValidationError as error:
+        sentence = " ".join(str(error).split())
+        raise HookMissingError(name, sentence, info.model_types) from error
     offered = {hook for hook in HOOK_NAMES if getattr(manager.hook, hook).get_hookimpls()}
     missing = sorted(HOOK_NAMES - OPTIONAL_HOOKS - offered)
     if missing:
         reason = f"mandatory hooks are missing: {', '.join(missing)}"
         raise HookMissingError(name, reason, info.model_types)
-
-
-def _ask_info(name: str, manager: pluggy.PluginManager) -> FamilyInfo:
-    if not manager.hook.family_info.get_hookimpls():
-        raise HookMissingError(name, "mandatory hooks are missing: family_info")
-    try:
-        info = manager.hook.family_info()
-    except Exception as error:
-        raise PluginError(
-            name, f"family_info raised {type(error).__name__}: {error}"
-        ) from error
-    if not isinstance(info, FamilyInfo):
-        raise PluginError(name, f"family_info returned {info!r}, not a FamilyInfo")
-    return info
 
 
 def load_family(name: str, module: object, version: str = "unknown") -> Family:
@@ -185,39 +201,39 @@ def load_family(name: str, module: object, version: str = "unknown") -> Family:
     """
     manager = _register(name, module)
     info = _ask_info(name, manager)
-    if info.hookspec_version != HOOKSPEC_VERSION:
-        raise HookVersionError(
-            name,
-            f"it was written for hook specification {info.hookspec_version}, this neve has "
-            f"{HOOKSPEC_VERSION}: install matching versions of neve and {info.distribution}",
-            info.model_types,
-        )
+    _check_version(name, info)
     _check_hooks(name, manager, info)
     return Family(info, version, {hook: getattr(manager.hook, hook) for hook in HOOK_NAMES})
 
 
+def _claims(family: Family) -> list[str]:
+    """Return what no two families may share."""
+    types = dict.fromkeys(family.info.model_types)
+    return [f"name {family.name!r}", *(f"model type {t!r}" for t in types)]
+
+
 def _without_conflicts(
-    families: Iterable[tuple[str, Family]],
+    found: Sequence[tuple[str, Family]],
 ) -> tuple[dict[str, Family], list[PluginError]]:
     """Drop every family whose name or model type another one claims as well."""
-    claims: dict[str, list[str]] = {}
-    found = list(families)
+    claimants: dict[str, list[tuple[str, Family]]] = {}
     for plugin, family in found:
-        for claim in {f"name {family.name!r}"} | {
-            f"model type {t!r}" for t in family.info.model_types
-        }:
-            claims.setdefault(claim, []).append(plugin)
+        for claim in _claims(family):
+            claimants.setdefault(claim, []).append((plugin, family))
     kept: dict[str, Family] = {}
     refused: list[PluginError] = []
     for plugin, family in found:
-        disputed = sorted(
-            claim for claim, plugins in claims.items() if plugin in plugins and len(plugins) > 1
-        )
+        disputed = [claim for claim in _claims(family) if len(claimants[claim]) > 1]
         if not disputed:
             kept[family.name] = family
             continue
-        rivals = ", ".join(p for p in claims[disputed[0]] if p != plugin)
-        reason = f"{', '.join(disputed)} is claimed by {rivals} too"
+        rivals = dict.fromkeys(
+            f"{rival!r} of {other.info.distribution}"
+            for claim in disputed
+            for rival, other in claimants[claim]
+            if other is not family
+        )
+        reason = f"{', '.join(disputed)} is claimed by {', '.join(rivals)} too"
         refused.append(PluginConflictError(plugin, reason, family.info.model_types))
     return kept, refused
 
@@ -241,6 +257,7 @@ def discover(points: Iterable[EntryPoint] | None = None) -> Catalogue:
             refused.append(error)
     kept, conflicts = _without_conflicts(found)
     refused += conflicts
+    configure_if_unset()
     for error in refused:
         get_logger("families").warning(
             "families.plugin.refused", plugin=error.plugin, reason=error.reason

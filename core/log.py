@@ -29,6 +29,11 @@ EVENTS = frozenset(
 """Every event name that neve logs."""
 
 
+def _stderr_logger(*_: Any) -> structlog.PrintLogger:
+    # looked up anew: whoever replaces sys.stderr for a while may close what he put there
+    return structlog.PrintLogger(sys.stderr)
+
+
 def configure(level: int = logging.WARNING) -> None:
     """Write events at or above `level` to stderr, for the whole process."""
     structlog.configure(
@@ -39,7 +44,7 @@ def configure(level: int = logging.WARNING) -> None:
             structlog.processors.TimeStamper(fmt="iso"),
             structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty()),
         ],
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=_stderr_logger,
         cache_logger_on_first_use=False,
     )
 

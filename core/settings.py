@@ -7,6 +7,8 @@ Precedence, highest first: environment variables marked "wins", keywords of `loa
 from __future__ import annotations
 
 import difflib
+import inspect
+import math
 import os
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
@@ -14,6 +16,7 @@ from typing import Any, TypeVar
 import attrs
 import cattrs
 from attrs import validators
+from cattrs.gen import make_dict_structure_fn, override
 
 from .errors import SettingsError
 
@@ -59,6 +62,9 @@ class SchedulerSettings:
         max_num_seqs: Turns that run at once, at most 32.
         max_batched_tokens: Tokens that one step may compute.
         prefill_chunk_size: Prefill cuts lie on multiples of this many tokens.
+        long_prefill_tokens: One turn's prefill takes at most this many tokens of a step.
+        reserve_full_prompt: Admit a turn when its whole prompt has room; else when its first
+            slice has, at the price of preemptions.
         watermark_fraction: Share of the blocks that admission leaves free while others run.
         row_exact: Decode rows one at a time, bit-identical to a serial run; None leaves the
             choice to the family and the checkpoint.
@@ -69,6 +75,8 @@ class SchedulerSettings:
     )
     max_batched_tokens: int = attrs.field(default=2048, validator=_positive)
     prefill_chunk_size: int = attrs.field(default=2048, validator=_positive)
+    long_prefill_tokens: int = attrs.field(default=2048, validator=_positive)
+    reserve_full_prompt: bool = True
     watermark_fraction: float = attrs.field(
         default=0.05, validator=[validators.ge(0), validators.lt(1)]
     )
@@ -113,6 +121,13 @@ def _parse_bool(text: str) -> bool:
     return value
 
 
+def _parse_count(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise ValueError(text)
+    return value
+
+
 @attrs.frozen
 class EnvironmentVariable:
     """One variable that sets a field.
@@ -133,14 +148,16 @@ class EnvironmentVariable:
 ENVIRONMENT = (
     EnvironmentVariable("MLX_BLOCK_PAGED_CACHE", "use_block_paged_cache", _parse_bool, True),
     EnvironmentVariable(
-        "MLX_PAGED_CACHE_INITIAL_MB", "paged_cache_initial_memory_mb", int, True
+        "MLX_PAGED_CACHE_INITIAL_MB", "paged_cache_initial_memory_mb", _parse_count, True
     ),
-    EnvironmentVariable("MLX_PAGED_CACHE_MEMORY_MB", "paged_cache_memory_mb", int),
+    EnvironmentVariable("MLX_PAGED_CACHE_MEMORY_MB", "paged_cache_memory_mb", _parse_count),
     EnvironmentVariable("MLX_CACHE_LIMIT_GB", "cache_limit_gb", float),
     EnvironmentVariable("MLX_GPU_HEADROOM_GB", "gpu_headroom_gb", float),
-    EnvironmentVariable("MLX_PAGED_PREFILL_CHUNK_SIZE", "prefill_chunk_size", int),
-    EnvironmentVariable("MLX_SCHED_MAX_NUM_SEQS", "max_num_seqs", int),
-    EnvironmentVariable("MLX_SCHED_MAX_BATCHED_TOKENS", "max_batched_tokens", int),
+    EnvironmentVariable("MLX_PAGED_PREFILL_CHUNK_SIZE", "prefill_chunk_size", _parse_count),
+    EnvironmentVariable("MLX_SCHED_MAX_NUM_SEQS", "max_num_seqs", _parse_count),
+    EnvironmentVariable("MLX_SCHED_MAX_BATCHED_TOKENS", "max_batched_tokens", _parse_count),
+    EnvironmentVariable("MLX_SCHED_LONG_PREFILL_TOKENS", "long_prefill_tokens", _parse_count),
+    EnvironmentVariable("MLX_SCHED_RESERVE_FULL_ISL", "reserve_full_prompt", _parse_bool),
     EnvironmentVariable("MLX_SCHED_WATERMARK_FRACTION", "watermark_fraction", float),
 )
 
@@ -183,6 +200,8 @@ def _strict_bool(value: Any, _: Any) -> bool:
 def _strict_float(value: Any, _: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"must be a number, got {value!r}")
+    if not math.isfinite(value):
+        raise ValueError(f"must be finite, got {value!r}")
     return float(value)
 
 
@@ -192,9 +211,38 @@ def _strict_str(value: Any, _: Any) -> str:
     return value
 
 
+def _validating(field: attrs.Attribute[Any], converter: cattrs.Converter) -> Any:
+    """Return the rule by which a field is structured: with its validator at once.
+
+    A class's constructor stops at its first wrong field and does not say where it is. A
+    validator that is a function may look at its instance, so it is left to the constructor.
+    """
+    validate = field.validator
+    if validate is None or inspect.isfunction(validate):
+        return override()
+
+    def structure_and_validate(value: Any, kind: Any) -> Any:
+        value = converter.structure(value, kind)
+        validate(None, field, value)
+        return value
+
+    return override(struct_hook=structure_and_validate)
+
+
 def strict_converter(*, forbid_extra_keys: bool) -> cattrs.Converter:
-    """Return a converter that takes no number for another and no number for a bool."""
+    """Return a converter that takes no number for another and no number for a bool.
+
+    It finds every field that is mistyped or out of range, not just the first.
+    """
     converter = cattrs.Converter(forbid_extra_keys=forbid_extra_keys)
+
+    def structure_class(cls: type[Any]) -> Any:
+        rules = {field.name: _validating(field, converter) for field in attrs.fields(cls)}
+        return make_dict_structure_fn(
+            cls, converter, _cattrs_forbid_extra_keys=forbid_extra_keys, **rules
+        )
+
+    converter.register_structure_hook_factory(attrs.has, structure_class)
     converter.register_structure_hook(int, _strict_int)
     converter.register_structure_hook(bool, _strict_bool)
     converter.register_structure_hook(float, _strict_float)
@@ -225,6 +273,7 @@ def explain(error: BaseException) -> list[str]:
     for line in cattrs.transform_error(error, format_exception=_sentence):
         sentence, _, path = line.rpartition(" @ $")
         path = path.lstrip(".")
+        sentence = sentence.removeprefix(f"'{path.rpartition('.')[2]}' ")  # as attrs begins
         findings.append(f"{path}: {sentence}" if path else sentence)
     return findings
 
@@ -253,15 +302,30 @@ def _given(settings: Settings) -> dict[str, Any]:
     return given
 
 
-def _check_known(keywords: Mapping[str, Any]) -> None:
+def _unknown(keywords: Mapping[str, Any]) -> list[str]:
     findings: list[str] = []
     for key in keywords:
         if key not in FIELD_ROOMS:
             near = difflib.get_close_matches(key, FIELD_ROOMS, 1)
             hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(FIELD_ROOMS)}"
             findings.append(f"{key}: unknown setting; {hint}")
+    return findings
+
+
+def _structure_rooms(merged: Mapping[str, Any]) -> Settings:
+    """Return `Settings` of field values; names that are no field's are errors as well."""
+    findings = _unknown(merged)
+    nested: dict[str, dict[str, Any]] = {room: {} for room in ROOMS}
+    for key, room in FIELD_ROOMS.items():
+        if key in merged:
+            nested[room][key] = merged[key]
+    try:
+        settings = structure(nested, Settings, _CONVERTER)
+    except SettingsError as error:
+        raise SettingsError([*findings, *error.findings]) from error
     if findings:
         raise SettingsError(findings)
+    return settings
 
 
 @attrs.frozen
@@ -312,7 +376,6 @@ def resolve(
     """
     keywords, config = keywords or {}, config or {}
     environ = os.environ if environ is None else environ
-    _check_known(keywords)
     soft, soft_ignored = _from_environment(environ, wins=False)
     hard, hard_ignored = _from_environment(environ, wins=True)
     ignored = soft_ignored + hard_ignored
@@ -322,7 +385,4 @@ def resolve(
     merged = {key: config[key] for key in CONFIG_KEYS if config.get(key) is not None}
     for layer in (soft, _given(settings or Settings()), keywords, hard):
         merged.update(layer)
-    nested: dict[str, dict[str, Any]] = {room: {} for room in ROOMS}
-    for key, value in merged.items():
-        nested[FIELD_ROOMS[key]][key] = value
-    return Resolved(structure(nested, Settings, _CONVERTER), tuple(ignored))
+    return Resolved(_structure_rooms(merged), tuple(ignored))

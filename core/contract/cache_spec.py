@@ -12,6 +12,10 @@ import attrs
 from attrs import validators
 
 
+def _value_dim(spec: FullAttention) -> int:
+    return spec.head_dim if spec.v_head_dim is None else spec.v_head_dim
+
+
 @attrs.frozen
 class FullAttention:
     """Layers whose every position stays visible.
@@ -19,19 +23,18 @@ class FullAttention:
     Attributes:
         kv_heads: Key and value heads of a layer.
         head_dim: Width of a key, in elements.
-        v_head_dim: Width of a value; None means `head_dim`.
+        v_head_dim: Width of a value as declared; None means `head_dim`.
+        value_dim: Width of a value, in elements.
     """
 
     kv_heads: int = attrs.field(validator=validators.ge(1))
     head_dim: int = attrs.field(validator=validators.ge(1))
     v_head_dim: int | None = attrs.field(
-        default=None, validator=validators.optional(validators.ge(1))
+        default=None, validator=validators.optional(validators.ge(1)), eq=False
     )
-
-    @property
-    def value_dim(self) -> int:
-        """Width of a value, in elements."""
-        return self.head_dim if self.v_head_dim is None else self.v_head_dim
+    value_dim: int = attrs.field(
+        init=False, repr=False, default=attrs.Factory(_value_dim, takes_self=True)
+    )
 
     def token_elements(self) -> int:
         """Elements that one token takes in one layer, keys and values together."""
@@ -92,8 +95,12 @@ class CacheLayout:
     def __attrs_post_init__(self) -> None:
         if not self.routes:
             raise ValueError("a layout needs at least one layer")
-        if len(set(self.groups)) != len(self.groups):
-            raise ValueError("two groups are equal: layers of one kind form one group")
+        for group, spec in enumerate(self.groups):
+            if self.groups.index(spec) != group:
+                raise ValueError(
+                    f"groups {self.groups.index(spec)} and {group} are equal: layers of one "
+                    "kind form one group"
+                )
         self._check_owners()
         self._check_aliases()
 
@@ -116,8 +123,10 @@ class CacheLayout:
         for layer, route in enumerate(self.routes):
             if not isinstance(route, Alias):
                 continue
-            if not 0 <= route.anchor < len(self.routes):
-                raise ValueError(f"layer {layer}: there is no anchor layer {route.anchor}")
+            if not 0 <= route.anchor < layer:
+                raise ValueError(
+                    f"layer {layer}: there is no anchor layer {route.anchor} before it"
+                )
             if not isinstance(self.routes[route.anchor], Owned):
                 raise ValueError(  # noqa: TRY004  a broken rule of the layout, no wrong type
                     f"layer {layer}: anchor {route.anchor} owns no storage (an alias points "

@@ -94,6 +94,10 @@ class ForwardContext(Protocol):
 
         Returns:
             `[T, Hq, Dv]`, in the dtype of `q`.
+
+        Raises:
+            CacheMisuseError: The layer owns its cache and `k` or `v` is missing, or it is an
+                alias and brings some.
         """
         ...
 

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal
 
 import attrs
 
 HOOKSPEC_VERSION = 1
 """Version of the hook specification; a plugin states the one it was written for."""
+
+
+def _names(values: Iterable[str]) -> tuple[str, ...]:
+    # a lone string would be taken apart into letters
+    if isinstance(values, str):
+        raise TypeError(f"model_types must be a sequence of strings, got {values!r}")
+    return tuple(values)
 
 
 @attrs.frozen
@@ -23,7 +31,7 @@ class FamilyInfo:
 
     name: str
     hookspec_version: int
-    model_types: tuple[str, ...] = attrs.field(converter=tuple)
+    model_types: tuple[str, ...] = attrs.field(converter=_names)
     distribution: str
 
 

@@ -17,9 +17,9 @@ def _base_frequencies(dims: int, theta: float) -> list[float]:
 
 
 def _number(scaling: Mapping[str, Any], key: str, default: float | None = None) -> float:
-    value = scaling.get(key, default)
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ConfigError(f"rope_scaling.{key}", f"must be a number, got {value!r}")
+    value = default if scaling.get(key) is None else scaling[key]
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        raise ConfigError(f"rope_scaling.{key}", f"must be a positive number, got {value!r}")
     return float(value)
 
 
@@ -36,6 +36,8 @@ def _llama3(spec: RopeSpec, scaling: Mapping[str, Any], _: int) -> RopeSpec:
     """
     factor = _number(scaling, "factor")
     low, high = _number(scaling, "low_freq_factor"), _number(scaling, "high_freq_factor")
+    if high <= low:
+        raise ConfigError("rope_scaling.high_freq_factor", f"must exceed {low}, got {high}")
     original = _number(scaling, "original_max_position_embeddings")
 
     def stretch(freq: float) -> float:
@@ -47,11 +49,18 @@ def _llama3(spec: RopeSpec, scaling: Mapping[str, Any], _: int) -> RopeSpec:
     return RopeSpec(spec.dims, spec.theta, spec.interleaved, inv_freq)
 
 
+# parameters of variants of YaRN that no family here uses
+_YARN_VARIANTS = ("mscale", "mscale_all_dim", "truncate")
+
+
 def _yarn(spec: RopeSpec, scaling: Mapping[str, Any], max_context: int) -> RopeSpec:
     """Blend interpolated and original frequencies along a ramp over the dimensions.
 
     Source: Peng et al., "YaRN: Efficient Context Window Extension", equations 19-22.
     """
+    variants = [k for k in _YARN_VARIANTS if scaling.get(k) is not None]
+    if variants:
+        raise UnsupportedModelError(f"yarn with {', '.join(variants)} is not supported")
     factor = _number(scaling, "factor")
     original = _number(scaling, "original_max_position_embeddings", max_context)
     fast, slow = _number(scaling, "beta_fast", 32), _number(scaling, "beta_slow", 1)
@@ -70,10 +79,9 @@ def _yarn(spec: RopeSpec, scaling: Mapping[str, Any], max_context: int) -> RopeS
     inv_freq = tuple(
         blend(i, f) for i, f in enumerate(_base_frequencies(spec.dims, spec.theta))
     )
-    scale = scaling.get("attention_factor")
-    if scale is None:
-        scale = 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
-    return RopeSpec(spec.dims, spec.theta, spec.interleaved, inv_freq, float(scale))
+    usual = 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
+    scale = _number(scaling, "attention_factor", usual)
+    return RopeSpec(spec.dims, spec.theta, spec.interleaved, inv_freq, scale)
 
 
 _RULES: Mapping[str, Callable[[RopeSpec, Mapping[str, Any], int], RopeSpec]] = {
@@ -108,32 +116,33 @@ def rope_spec(
     spec = RopeSpec(dims, theta, interleaved)
     if not scaling:
         return spec
-    rule = scaling.get("rope_type", scaling.get("type", "default"))
+    # a null counts as missing, as everywhere in a config.json
+    rule = scaling.get("rope_type") or scaling.get("type") or "default"
     if rule == "default":
         return spec
-    if rule not in _RULES:
+    if not isinstance(rule, str) or rule not in _RULES:
         known = ", ".join(["default", *_RULES])
         raise UnsupportedModelError(f"rope type {rule!r} is not supported (known: {known})")
     return _RULES[rule](spec, scaling, max_context)
 
 
 class Rotation:
-    """Rotates heads at the positions of one step; a frequency table is made once a spec.
+    """Rotates heads at the positions of one step; a table is made once a spec and dtype.
 
     Angles are computed in float32, as every implementation of the families does.
     """
 
     def __init__(self, positions: mx.array) -> None:
         self._positions = positions.astype(mx.float32)
-        self._tables: dict[RopeSpec, tuple[mx.array, mx.array]] = {}
+        self._tables: dict[tuple[RopeSpec, mx.Dtype], tuple[mx.array, mx.array]] = {}
 
     def _table(self, spec: RopeSpec, dtype: mx.Dtype) -> tuple[mx.array, mx.array]:
         """Return cosines and sines `[T, 1, dims/2]` in `dtype`."""
-        table = self._tables.get(spec)
+        table = self._tables.get((spec, dtype))
         if table is None:
             freq = mx.array(spec.inv_freq or _base_frequencies(spec.dims, spec.theta))
             angles = self._positions[:, None] * freq.astype(mx.float32)
-            table = self._tables[spec] = (
+            table = self._tables[spec, dtype] = (
                 (mx.cos(angles) * spec.scale).astype(dtype)[:, None],
                 (mx.sin(angles) * spec.scale).astype(dtype)[:, None],
             )

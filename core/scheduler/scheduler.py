@@ -141,7 +141,7 @@ class Scheduler:
         """Return the tokens up to the next pinned break, as far as the budget goes."""
         chunk, cursor = self._settings.prefill_chunk_size, turn.sequence.cursor
         to_break = chunk - (cursor - turn.grid_origin) % chunk
-        length = min(turn.num_uncomputed, to_break)
+        length = min(turn.num_uncomputed, to_break, self._settings.long_prefill_tokens)
         if not self._row_exact:
             return min(length, attempt.budget)
         # uncut: it runs when it fits, or as the only slice of its step
@@ -222,11 +222,8 @@ class Scheduler:
             self._deferred[turn.id] = self._cache.num_publications
             self.counters.admission_deferred_prefix += 1
             return True
-        new_blocks = self._cache.blocks_for(len(turn.tokens)) - self._cache.blocks_for(
-            hit.length
-        )
-        needed = new_blocks + self._reserved_blocks() + self._watermark()
-        if needed > self._cache.available_beside(hit):
+        needed = self._new_blocks(turn, hit.length) + self._reserved_blocks()
+        if needed + self._watermark() > self._cache.available_beside(hit):
             self.counters.admission_deferred_blocks += 1
             return False
         self._cache.attach(turn.sequence, hit)
@@ -247,8 +244,17 @@ class Scheduler:
     def _plan_admitted(self, turn: Turn, attempt: Attempt) -> None:
         (self._plan_decode if turn.wants_decode else self._plan_prefill)(turn, attempt)
 
+    def _new_blocks(self, turn: Turn, hit_length: int) -> int:
+        """Return the blocks that a turn has to be given before it may start."""
+        end = len(turn.tokens)
+        if not self._settings.reserve_full_prompt:
+            end = min(end, hit_length + self._settings.max_batched_tokens)
+        return self._cache.blocks_for(end) - self._cache.blocks_for(hit_length)
+
     def _reserved_blocks(self) -> int:
         """Return the blocks that running turns still need for their known tokens."""
+        if not self._settings.reserve_full_prompt:
+            return 0
         return sum(
             max(0, self._cache.blocks_for(len(t.tokens)) - self._cache.blocks_held(t.sequence))
             for t in self._running

@@ -63,6 +63,32 @@ def test_prefill_breaks_lie_on_the_grid_from_the_cached_prefix(make_bench):
     assert [rows_of(p)[0][1:3] for p in bench.plans if p.rows] == [(8, 6), (14, 6), (20, 1)]
 
 
+def test_long_prefill_leaves_budget_to_others(make_bench):
+    """SC-1: one turn's prefill takes at most `long_prefill_tokens` of a step."""
+    bench = make_bench(long_prefill_tokens=6, max_batched_tokens=20)
+    bench.submit(list(range(100, 130)), max_tokens=1)
+    bench.submit([1, 2, 3], max_tokens=1)
+
+    assert rows_of(bench.step()) == [(0, 0, 6, False), (1, 0, 3, True)]
+
+
+def test_admission_reserves_the_whole_prompt_unless_told_otherwise(make_bench):
+    """SC-2: a prompt of two steps is admitted beside another only if all of it has room."""
+    admitted = {}
+    for full in (True, False):
+        bench = make_bench(
+            12, max_batched_tokens=16, reserve_full_prompt=full, watermark_fraction=0.0
+        )
+        bench.submit(list(range(24)), max_tokens=8)
+        bench.step()
+        bench.submit(list(range(100, 140)), max_tokens=1)
+        bench.step()
+        bench.step()
+        admitted[full] = bench.scheduler.stats().admitted
+
+    assert admitted == {True: 1, False: 2}
+
+
 def test_row_exact_slices_are_never_cut_by_the_budget(make_bench):
     """SC-8: in the row-exact lane a turn's cuts do not depend on its neighbours."""
     bench = make_bench(prefill_chunk_size=6, max_batched_tokens=8, row_exact=True)
