@@ -6,7 +6,7 @@ from typing import Any
 
 import attrs
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from neve.errors import SettingsError
@@ -347,6 +347,7 @@ def test_a_checkpoint_with_a_wrong_value_is_refused() -> None:
     assert len(findings_of({}, config=config)) == 2
 
 
+@settings(deadline=None)
 @given(
     st.builds(
         Settings,

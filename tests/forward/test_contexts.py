@@ -86,6 +86,30 @@ def test_a_mixed_batch_is_its_sequences_alone(
     assert_close(actual, run(model, lanes["naive"](layout), alone))
 
 
+@pytest.mark.parametrize("kind", ["flat", "paged"])
+def test_decode_rows_of_very_different_lengths_keep_their_order(
+    kind: str,
+    layout: CacheLayout,
+    lanes: Lanes,
+    run: Run,
+    make_model: Callable[..., Any],
+    make_part: Callable[..., Any],
+) -> None:
+    """SC-1: a short row before long ones gets its own result, however rows are grouped."""
+    model, lengths = make_model(layout), {"a": 2, "b": 60, "c": 20}
+    tokens = {name: prompt(name, length + 3) for name, length in lengths.items()}
+    steps = [[make_part(name, tokens[name][:length]) for name, length in lengths.items()]]
+    steps += [
+        [make_part(name, tokens[name][length + i :][:1]) for name, length in lengths.items()]
+        for i in range(3)
+    ]
+
+    actual = run(model, lanes[kind](layout), steps)
+
+    alone = [[make_part(name, tokens[name])] for name in tokens]
+    assert_close(actual, run(model, lanes["naive"](layout), alone))
+
+
 schedules = st.lists(
     st.dictionaries(
         st.sampled_from("abc"), st.sampled_from([1, 1, 2, 3, 5, 8]), min_size=1, max_size=3

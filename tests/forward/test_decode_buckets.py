@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mlx.core as mx
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from neve.forward.decode_buckets import DecodeWave, similar_lengths
@@ -14,6 +14,7 @@ pytestmark = pytest.mark.mlx
 lengths = st.lists(st.integers(1, 5000), min_size=1, max_size=32)
 
 
+@settings(deadline=None)
 @given(lengths)
 def test_no_row_is_padded_to_more_than_twice_its_length(num_blocks: list[int]) -> None:
     """PK-2: a long row makes no short one gather as many blocks as it has."""
@@ -25,6 +26,7 @@ def test_no_row_is_padded_to_more_than_twice_its_length(num_blocks: list[int]) -
         assert max(sizes) <= 2 * min(sizes)
 
 
+@settings(deadline=None)
 @given(lengths)
 def test_there_are_few_buckets(num_blocks: list[int]) -> None:
     """PK-2: the number of buckets grows with the logarithm of the spread."""

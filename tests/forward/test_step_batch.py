@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import mlx.core as mx
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from neve.contract.forward import Segment, StepBatch
@@ -22,6 +22,7 @@ slices = st.lists(
 )
 
 
+@settings(deadline=None)
 @given(st.tuples(decode_rows, slices).filter(any))
 def test_a_batch_is_its_rows_side_by_side(parts: tuple[list[RowInput], list[RowInput]]) -> None:
     """SC-1: ids, positions and segments follow the rows; decode rows come first."""

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import mlx.core as mx
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from neve.metal import attention, dispatch
@@ -167,6 +167,7 @@ def test_gathered_pages_are_the_pages(dtype: mx.Dtype) -> None:
     assert (actual == pages.transpose(0, 2, 1, 3, 4).reshape(2, 3, 12, 5)).all()
 
 
+@settings(deadline=None)
 @given(
     slots=st.lists(st.integers(0, 6 * 4 - 1), min_size=1, max_size=10, unique=True),
     seed=st.integers(0, 99),

@@ -33,6 +33,13 @@ class LlamaConfig:
 
 
 @attrs.frozen(kw_only=True)
+class _RopeParameters:
+    """Where newer configs keep the base."""
+
+    rope_theta: float | None = None
+
+
+@attrs.frozen(kw_only=True)
 class _Raw:
     """The keys that are read; a key without a default must be there."""
 
@@ -69,7 +76,8 @@ def parse(raw_config: Mapping[str, Any]) -> LlamaConfig:
         )
     head_dim = raw.head_dim or raw.hidden_size // raw.num_attention_heads
     scaling = raw.rope_parameters or raw.rope_scaling
-    theta = float((raw.rope_parameters or {}).get("rope_theta", raw.rope_theta))
+    rope_theta = read_config(raw.rope_parameters or {}, _RopeParameters).rope_theta
+    theta = rope_theta or raw.rope_theta
     rope = rope_spec(
         head_dim,
         theta,

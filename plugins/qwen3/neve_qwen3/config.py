@@ -40,6 +40,13 @@ class Qwen3Config:
 
 
 @attrs.frozen(kw_only=True)
+class _RopeParameters:
+    """Where newer configs keep the base."""
+
+    rope_theta: float | None = None
+
+
+@attrs.frozen(kw_only=True)
 class _Raw:
     """The keys that are read, with the defaults of the released configs."""
 
@@ -81,7 +88,8 @@ def parse(raw_config: Mapping[str, Any]) -> Qwen3Config:
     _refuse_variants(raw)
     head_dim = raw.head_dim or raw.hidden_size // raw.num_attention_heads
     rope = raw.rope_parameters or raw.rope_scaling
-    theta = float((raw.rope_parameters or {}).get("rope_theta", raw.rope_theta))
+    rope_theta = read_config(raw.rope_parameters or {}, _RopeParameters).rope_theta
+    theta = rope_theta or raw.rope_theta
     return Qwen3Config(
         hidden_size=raw.hidden_size,
         num_hidden_layers=raw.num_hidden_layers,

@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from neve.contract.cache_spec import CacheLayout, FullAttention, uniform_layout
 from neve.contract.hooks import hookimpl
-from neve.contract.plan import ColdEligibility, FamilyInfo, ModelShape, OutputProtocol
+from neve.contract.plan import (
+    ColdEligibility,
+    ExecutionPlan,
+    FamilyInfo,
+    ModelShape,
+    OutputProtocol,
+)
+from neve.contract.sidecar import SidecarPolicy
 
 if TYPE_CHECKING:
     import mlx.core as mx
@@ -71,6 +78,18 @@ def forward(model: nn.Module, batch: StepBatch, context: ForwardContext) -> mx.a
 def cold_restore_eligibility(config: Qwen3Config | None) -> ColdEligibility:
     """Answer for the cold tier."""
     return ColdEligibility(True, "every layer is in the pool: its blocks are the whole prefix")
+
+
+@hookimpl
+def build_sidecar_policy(config: Qwen3Config) -> SidecarPolicy | None:
+    """State that nothing is kept outside the blocks."""
+    return None
+
+
+@hookimpl
+def execution_plan(config: Qwen3Config) -> ExecutionPlan:
+    """Ask for nothing special."""
+    return ExecutionPlan()
 
 
 @hookimpl

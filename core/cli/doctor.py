@@ -1,0 +1,41 @@
+"""`neve doctor`: look whether everything is in place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import attrs
+import click
+
+from .checks import Finding, all_findings
+from .options import json_option
+from .output import console, write_json
+
+_STYLES = {"ok": "green", "warning": "yellow", "broken": "bold red"}
+
+
+def _print(findings: Iterable[Finding]) -> None:
+    from rich.text import Text
+
+    out = console()
+    for finding in findings:
+        mark = (f"{finding.status:<8}", _STYLES[finding.status])
+        out.print(Text.assemble(mark, f"{finding.name}: {finding.detail}"), soft_wrap=True)
+        if finding.advice is not None:
+            out.print(f"        what to do: {finding.advice}", soft_wrap=True)
+
+
+@click.command()
+@json_option
+@click.pass_context
+def doctor(ctx: click.Context, as_json: bool) -> None:
+    """Check the installation: MLX, device, BLAS, plugins, folders.
+
+    Every problem comes with what to do. The exit code is 1 if something is broken.
+    """
+    findings = list(all_findings())
+    if as_json:
+        write_json({"findings": [attrs.asdict(finding) for finding in findings]})
+    else:
+        _print(findings)
+    ctx.exit(1 if any(finding.status == "broken" for finding in findings) else 0)

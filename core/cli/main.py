@@ -1,0 +1,64 @@
+"""The program `neve`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from ..errors import NeveError, RequestError, SettingsError
+from .bench import bench
+from .chat import chat
+from .demo import demo
+from .doctor import doctor
+from .families import families
+from .generate import generate
+from .loaded import INTERRUPTED
+from .options import verbose_option
+
+_NO_BACK_END = (
+    "MLX cannot be imported ({error}); on Linux it needs a back end: "
+    "pip install 'neve[cpu]' or 'neve[cuda]', then see `neve doctor`"
+)
+
+
+class _WrongInputError(click.ClickException):
+    exit_code = 2
+
+
+class _Program(click.Group):
+    """A group whose commands end with a sentence where a library would raise."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; exit code 2 means wrong input, 1 that it could not be done."""
+        try:
+            return super().invoke(ctx)
+        except (SettingsError, RequestError) as error:
+            raise _WrongInputError(str(error)) from error
+        except NeveError as error:
+            raise click.ClickException(str(error)) from error
+        except ImportError as error:
+            if "mlx" not in f"{error.name} {error}":
+                raise
+            raise click.ClickException(_NO_BACK_END.format(error=error)) from error
+        except KeyboardInterrupt:
+            ctx.exit(INTERRUPTED)
+
+
+@click.group(cls=_Program, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="neve")
+@verbose_option
+def main() -> None:
+    """Run language models locally, and compute every prompt prefix once.
+
+    MODEL is a folder, a .gguf file, or a repository of the hub: org/name, or
+    org/name:file.gguf for one file of it.
+    """
+
+
+for _command in (generate, chat, demo, bench, families, doctor):
+    main.add_command(_command)
+
+
+if __name__ == "__main__":
+    main(prog_name="neve")

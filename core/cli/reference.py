@@ -1,0 +1,34 @@
+"""The help texts as one page: `python -m neve.cli.reference > docs/cli.md`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import click
+
+from .main import main
+
+_WIDTH = 80
+_HEAD = "# The command line\n\nMade from the program's own help texts: `{command}`.\n"
+COMMAND = "python -m neve.cli.reference > docs/cli.md"
+"""What writes the page, in a checkout."""
+
+
+def _contexts() -> Iterator[click.Context]:
+    root = click.Context(main, info_name="neve", terminal_width=_WIDTH, **main.context_settings)
+    yield root
+    for name in main.list_commands(root):
+        yield click.Context(main.commands[name], parent=root, info_name=name)
+
+
+def reference() -> str:
+    """Return the page, in Markdown."""
+    sections = (
+        f"\n## {context.command_path}\n\n```text\n{context.get_help()}\n```\n"
+        for context in _contexts()
+    )
+    return _HEAD.format(command=COMMAND) + "".join(sections)
+
+
+if __name__ == "__main__":
+    click.echo(reference(), nl=False)

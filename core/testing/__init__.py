@@ -1,0 +1,1 @@
+"""The conformance suite, and what tests of plugins need."""

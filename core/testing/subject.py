@@ -1,0 +1,100 @@
+"""What the conformance suite looks at: a family together with one of its checkpoints."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from ..checkpoint.checkpoint import Checkpoint, open_checkpoint
+from ..checkpoint.resolve import resolve_checkpoint
+from ..errors import CheckpointError, FamilyNotInstalledError
+from ..families import Family, discover
+from .golden import Goldens, read_goldens
+
+if TYPE_CHECKING:
+    from ..model import Model
+
+FLOAT32_BYTES = 4
+CACHE_TOKENS = 8192
+"""Tokens that a model's cache holds when a test says nothing else."""
+
+
+@attrs.frozen(eq=False)
+class Subject:
+    """A family under test.
+
+    Attributes:
+        family: The family.
+        path: Its checkpoint.
+        config: What the checkpoint's config.json says.
+        goldens: What a reference answered for the checkpoint, or None.
+    """
+
+    family: Family
+    path: Path
+    config: Mapping[str, Any] = attrs.field(repr=False)
+    goldens: Goldens | None = attrs.field(repr=False)
+
+    @classmethod
+    def of(cls, name: str, checkpoint_path: Path) -> Subject:
+        """Find an installed family and open its checkpoint.
+
+        Args:
+            name: The family's name.
+            checkpoint_path: A checkpoint folder or a GGUF file.
+
+        Raises:
+            PluginError: The family is installed but was refused.
+            FamilyNotInstalledError: No family has that name.
+            CheckpointError: The checkpoint cannot be read, or is another family's.
+        """
+        family = _find(name)
+        checkpoint = open_checkpoint(resolve_checkpoint(checkpoint_path), dtype=None)
+        model_type = checkpoint.config.get("model_type")
+        if model_type not in family.info.model_types:
+            raise CheckpointError(
+                f"{checkpoint_path}: model type {model_type!r} is none of the family "
+                f"{name!r}, which answers for {', '.join(family.info.model_types)}"
+            )
+        return cls(family, checkpoint.path, checkpoint.config, read_goldens(checkpoint.path))
+
+    def open(self) -> Checkpoint:
+        """Open the checkpoint for the calling thread; no weight is read."""
+        return open_checkpoint(self.path, dtype=None)
+
+    def cache_mb(self, num_tokens: int) -> int:
+        """Return the MiB that hold `num_tokens` tokens of all layers in float32."""
+        layout = self.family.declare_cache_groups(self.family.parse_config(self.config))
+        token_bytes = sum(
+            layout.block_bytes(group, 1, FLOAT32_BYTES) for group in range(len(layout.groups))
+        )
+        return math.ceil(num_tokens * token_bytes / 2**20)
+
+    def load(self, **settings: Any) -> Model:
+        """Load the checkpoint in float32, where two paths differ by less than any margin.
+
+        Args:
+            **settings: As in `neve.load`; the cache is block-paged unless they say otherwise.
+        """
+        from ..loading import load
+
+        defaults: dict[str, Any] = {
+            "dtype": "float32",
+            "use_block_paged_cache": True,
+            "paged_cache_memory_mb": self.cache_mb(CACHE_TOKENS),
+        }
+        return load(self.path, **(defaults | settings))
+
+
+def _find(name: str) -> Family:
+    catalogue = discover()
+    if name in catalogue.families:
+        return catalogue.families[name]
+    for error in catalogue.refused:
+        if error.plugin == name:
+            raise error
+    raise FamilyNotInstalledError(name, f"neve-{name}", sorted(catalogue.families))

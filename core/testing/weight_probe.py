@@ -1,0 +1,70 @@
+"""What a family makes of weights with one thing wrong.
+
+The weights are changed on their way from the checkpoint into the hook, so that nothing has
+to be copied on disk, however large the checkpoint is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+import attrs
+import mlx.core as mx
+
+from ..checkpoint.lazy_tensor import LazyTensor
+from ..checkpoint.weights import Weights
+from ..errors import WeightError
+from .subject import Subject
+
+Change: TypeAlias = Callable[[Weights], Weights]
+
+STRAY = "neve.testing.stray.weight"
+
+
+def victim(subject: Subject) -> str:
+    """Return the name of a tensor that the model needs: one of its layers'."""
+    names = sorted(subject.open().weights)
+    return next((name for name in names if ".layers." in name), names[0])
+
+
+def without(name: str) -> Change:
+    """Return a change that drops a tensor."""
+    return lambda weights: weights.renamed(lambda other: None if other == name else other)
+
+
+def with_stray(name: str) -> Change:
+    """Return a change that adds a tensor, of the shape of `name`, that no parameter takes."""
+
+    def add(weights: Weights) -> Weights:
+        stray = LazyTensor(weights.shape(name), mx.float32, lambda: weights[name])
+        return attrs.evolve(weights, tensors={**weights._tensors, STRAY: stray})
+
+    return add
+
+
+def reshaped(name: str) -> Change:
+    """Return a change that gives a tensor twice its rows."""
+    return lambda weights: weights.mapped(
+        lambda other, tensor: mx.concatenate([tensor, tensor]) if other == name else tensor
+    )
+
+
+def error(subject: Subject, change: Change) -> WeightError:
+    """Return what building the model of changed weights raises.
+
+    Raises:
+        AssertionError: It was built.
+    """
+    config = subject.family.parse_config(subject.config)
+    try:
+        subject.family.build_model(config, change(subject.open().weights))
+    except WeightError as error:
+        return error
+    raise AssertionError(f"{subject.family.name} was built from weights that do not fit")
+
+
+def names(findings: Sequence[str], name: str) -> bool:
+    """Return whether one of the findings is about `name`, whatever prefix it is given."""
+    tail = ".".join(name.split(".")[-3:])
+    return any(tail in finding for finding in findings)
