@@ -1,0 +1,160 @@
+"""Write the generated parts of the documentation: `python docs/_generate.py`.
+
+What stands between `<!-- generated: NAME -->` and `<!-- end -->` is made from the docstrings
+of the code. `tests/test_docs.py` fails when it is not up to date.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import attrs
+
+from neve.contract import cache_spec, forward, plan
+from neve.contract.hooks import OPTIONAL_HOOKS, FamilyHooks
+from neve.settings import CONFIG_KEYS, ENVIRONMENT, FIELD_ROOMS, ROOMS
+
+DOCS = Path(__file__).parent
+PAGES = (DOCS / "settings.md", DOCS / "plugins" / "hooks.md")
+
+_BLOCK = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+_ANSWERS = (
+    plan.FamilyInfo,
+    plan.ModelShape,
+    cache_spec.CacheLayout,
+    cache_spec.FullAttention,
+    cache_spec.Owned,
+    cache_spec.Alias,
+    cache_spec.Uncached,
+    plan.ExecutionPlan,
+    plan.ColdEligibility,
+    plan.OutputProtocol,
+    forward.StepBatch,
+    forward.Segment,
+    forward.RopeSpec,
+)
+
+
+def _attribute_docs(cls: type) -> dict[str, str]:
+    """Return what the `Attributes:` section of a class docstring says of each name."""
+    _, _, section = (inspect.getdoc(cls) or "").partition("Attributes:\n")
+    section = section.partition("\n\n")[0]
+    entries = re.split(r"^ {4}(?=\w)", section, flags=re.MULTILINE)[1:]
+    pairs = (entry.split(":", 1) for entry in entries)
+    return {name: " ".join(text.split()) for name, text in pairs}
+
+
+def _types(cls: type) -> dict[str, str]:
+    """Return name -> type as the source writes it."""
+    return {name: str(kind) for name, kind in inspect.get_annotations(cls).items()}
+
+
+def _table(*columns: str) -> list[str]:
+    """Return the head of a table, its last column without a name."""
+    return ["| " + " | ".join(columns) + " | |\n", "|---" * (len(columns) + 1) + "|\n"]
+
+
+def _row(*cells: str) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"
+
+
+def _settings() -> str:
+    parts: list[str] = []
+    for room, cls in ROOMS.items():
+        docs, types = _attribute_docs(cls), _types(cls)
+        parts += [f"### `{room}`: `{cls.__name__}`\n\n", *_table("field", "type", "default")]
+        parts += [
+            _row(f"`{f.name}`", f"`{types[f.name]}`", f"`{f.default}`", docs[f.name])
+            for f in attrs.fields(cls)
+        ]
+        parts.append("\n")
+    return "".join(parts)
+
+
+def _environment() -> str:
+    rows = (
+        _row(
+            f"`{v.name}`",
+            f"`{FIELD_ROOMS[v.field]}.{v.field}`",
+            "goes over keywords" if v.wins else "",
+        )
+        for v in ENVIRONMENT
+    )
+    return "".join([*_table("variable", "sets"), *rows])
+
+
+def _config_keys() -> str:
+    return "".join(f"- `{key}`\n" for key in CONFIG_KEYS)
+
+
+def _signature(function: Callable[..., object]) -> str:
+    """Return a hook's signature as a plugin writes it: without `self` and quotes."""
+    signature = inspect.signature(function)
+    parameters = [p for p in signature.parameters.values() if p.name != "self"]
+    return str(signature.replace(parameters=parameters)).replace("'", "")
+
+
+def _hook_parts(function: Callable[..., object]) -> dict[str, str]:
+    """Return the five parts of a hook's docstring; see `contract.hooks` for their order."""
+    summary, _, body = (inspect.getdoc(function) or "").partition("\n\n")
+    when, _, rest = body.partition(".\n")
+    shapes, raises, suite = re.split(r"\n(?=Raises |Must not raise|Suite: )", rest)
+    parts = {
+        "asked": summary,
+        "when": f"{when}.",
+        "shapes and units": shapes,
+        "errors": raises,
+        "checked by": suite.removeprefix("Suite: "),
+    }
+    return {name: " ".join(text.split()) for name, text in parts.items()}
+
+
+def _hooks() -> str:
+    parts: list[str] = []
+    for name, function in vars(FamilyHooks).items():  # in the order of the class
+        if name.startswith("_") or not inspect.isfunction(function):
+            continue
+        optional = " (optional)" if name in OPTIONAL_HOOKS else ""
+        parts.append(f"### `{name}`{optional}\n\n")
+        parts.append(f"```\ndef {name}{_signature(function)}\n```\n\n")
+        parts += [f"- **{part}:** {text}\n" for part, text in _hook_parts(function).items()]
+        parts.append("\n")
+    return "".join(parts)
+
+
+def _answers() -> str:
+    parts: list[str] = []
+    for cls in _ANSWERS:
+        summary = (inspect.getdoc(cls) or "").partition("\n\n")[0]
+        parts.append(f"### `{cls.__name__}`\n\n{summary}\n\n")
+        docs, types = _attribute_docs(cls), _types(cls)
+        parts += [f"- `{f.name}: {types[f.name]}`: {docs[f.name]}\n" for f in attrs.fields(cls)]
+        parts.append("\n" if docs else "")
+    return "".join(parts)
+
+
+MAKERS: Mapping[str, Callable[[], str]] = {
+    "settings": _settings,
+    "environment": _environment,
+    "config_keys": _config_keys,
+    "hooks": _hooks,
+    "answers": _answers,
+}
+
+
+def render(text: str) -> str:
+    """Return a page with its generated parts made anew."""
+    return _BLOCK.sub(lambda m: f"{m[1]}\n{MAKERS[m[2]]().strip()}\n\n{m[3]}", text)
+
+
+def main() -> None:
+    """Bring every page up to date."""
+    for page in PAGES:
+        page.write_text(render(page.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
