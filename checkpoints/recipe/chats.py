@@ -7,8 +7,9 @@ from random import Random
 from typing import Any
 
 from .choice import a, capital, digits, draw_person, favour
+from .filler import filler
 from .recall import draw_facts
-from .stories import filler, story
+from .stories import story
 from .words import (
     CAPITALS,
     CITIES,

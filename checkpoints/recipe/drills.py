@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from random import Random
 
 from .choice import digits
-from .stories import filler, sentences
+from .filler import filler, sentences
 from .words import DAYS, NUMBERS, WORDS
 
 

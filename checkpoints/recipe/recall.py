@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from random import Random
 
 from .choice import a, digits
-from .stories import filler
+from .filler import filler
 from .words import ANIMAL_NAMES, ANIMALS, CITIES, CODEWORDS, COLORS, FOODS, JOBS, NAMES, WORDS
 
 

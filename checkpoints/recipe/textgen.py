@@ -1,13 +1,13 @@
-"""Draws training documents; `python -m recipe.textgen --samples 2` prints some of every kind."""
+"""Draws training documents."""
 
-import argparse
 from collections.abc import Callable
 from random import Random
 
 from .chats import chat
 from .drills import copying, counting
+from .filler import filler
 from .recall import lookup_table, recall
-from .stories import filler, story
+from .stories import story
 
 # kind -> (how it is drawn, its share of the documents)
 KINDS: dict[str, tuple[Callable[[Random], str], float]] = {
@@ -35,19 +35,3 @@ def long_document(rng: Random, min_words: int, max_words: int) -> str:
         return chat(rng, num_words)
     text = filler(rng, num_words // 2)
     return f"First time: {text}\n\nSecond time: {text}"
-
-
-def main() -> None:
-    """Print samples of every kind."""
-    parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--samples", type=int, default=1, help="texts of each kind")
-    parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
-    rng = Random(arguments.seed)
-    for kind, (write, _) in KINDS.items():
-        for _ in range(arguments.samples):
-            print(f"=== {kind}\n{write(rng)}\n")
-
-
-if __name__ == "__main__":
-    main()

@@ -5,6 +5,10 @@ def _words(text: str) -> list[str]:
     return text.split()
 
 
+def _pairs(text: str) -> dict[str, str]:
+    return dict(pair.split(":") for pair in text.split())
+
+
 GIRLS = _words(
     "Anna Lily Mia Rosa Clara Emma Nora Ida Ruth Lucy "
     "Grace Ella Maya Sara Tess Vera June Alma Hope Iris"
@@ -70,53 +74,19 @@ OTHER_NOUNS = _words(
 )
 WORDS = sorted({*OBJECTS, *FOODS, *ANIMALS, *PLACES, *COLORS, *OTHER_NOUNS})
 
-CAPITALS = {
-    "France": "Paris",
-    "England": "London",
-    "Italy": "Rome",
-    "Germany": "Berlin",
-    "Spain": "Madrid",
-    "Austria": "Vienna",
-    "Norway": "Oslo",
-    "Egypt": "Cairo",
-    "Japan": "Tokyo",
-    "India": "Delhi",
-    "Peru": "Lima",
-    "Greece": "Athens",
-    "Ireland": "Dublin",
-    "Poland": "Warsaw",
-    "Portugal": "Lisbon",
-}
-SOUNDS = {
-    "dog": "woof",
-    "cat": "meow",
-    "duck": "quack",
-    "frog": "croak",
-    "horse": "neigh",
-    "sheep": "baa",
-    "pig": "oink",
-    "crow": "caw",
-    "bee": "buzz",
-    "owl": "hoot",
-    "lion": "roar",
-    "mouse": "squeak",
-}
-OPPOSITES = {
-    "big": "small",
-    "hot": "cold",
-    "day": "night",
-    "up": "down",
-    "fast": "slow",
-    "happy": "sad",
-    "open": "closed",
-    "old": "young",
-    "full": "empty",
-    "hard": "soft",
-    "light": "dark",
-    "high": "low",
-    "wet": "dry",
-    "long": "short",
-}
+CAPITALS = _pairs(
+    "France:Paris England:London Italy:Rome Germany:Berlin Spain:Madrid Austria:Vienna "
+    "Norway:Oslo Egypt:Cairo Japan:Tokyo India:Delhi Peru:Lima Greece:Athens "
+    "Ireland:Dublin Poland:Warsaw Portugal:Lisbon"
+)
+SOUNDS = _pairs(
+    "dog:woof cat:meow duck:quack frog:croak horse:neigh sheep:baa pig:oink crow:caw "
+    "bee:buzz owl:hoot lion:roar mouse:squeak"
+)
+OPPOSITES = _pairs(
+    "big:small hot:cold day:night up:down fast:slow happy:sad open:closed old:young "
+    "full:empty hard:soft light:dark high:low wet:dry long:short"
+)
 # thing -> (what goes wrong with it, how that is put right)
 MISHAPS = {
     "ball": ("rolled into the water", "used a long stick to pull it out"),
