@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from neve.contract.cache_spec import (
@@ -75,6 +75,7 @@ def test_layers_of_equal_layout_share_a_group_however_it_is_spelt() -> None:
     assert layout.routes == (Owned(0, 0), Owned(0, 1))
 
 
+@settings(deadline=None)
 @given(st.lists(specs, min_size=1, max_size=12))
 def test_grouped_layers_are_a_valid_layout(layers: list[FullAttention]) -> None:
     """GR-1: each layer's route leads to its own spec, at its place among equal layers."""
@@ -88,6 +89,7 @@ def test_grouped_layers_are_a_valid_layout(layers: list[FullAttention]) -> None:
         assert owner.ordinal == layers[:layer].count(spec)
 
 
+@settings(deadline=None)
 @given(specs, st.integers(1, 40))
 def test_a_uniform_layout_is_one_group(spec: FullAttention, num_layers: int) -> None:
     """GR-1: layers that are all alike form one group, in layer order."""

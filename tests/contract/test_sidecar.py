@@ -4,7 +4,7 @@ from typing import Any
 
 import attrs
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from neve.contract.sidecar import SidecarLayout, SidecarPolicy
@@ -14,12 +14,14 @@ LAYOUT = SidecarLayout(num_layers=3, tensors_per_layer=2, dims=(4, WINDOW, 8), i
 SCALED = SidecarPolicy("sliding_window", LAYOUT, scaled_axis=1)
 
 
+@settings(deadline=None)
 @given(st.integers(WINDOW, 10 * WINDOW))
 def test_at_and_above_the_extent_the_layout_is_the_declared_one(boundary: int) -> None:
     """SD-2: a boundary-scaled layout is the identity at and above its window."""
     assert SCALED.expected_at(boundary) == LAYOUT
 
 
+@settings(deadline=None)
 @given(st.integers(1, WINDOW - 1))
 def test_below_the_extent_one_axis_follows_the_boundary(boundary: int) -> None:
     """SD-2: below the window the declared axis is the boundary; all else is frozen."""
@@ -29,6 +31,7 @@ def test_below_the_extent_one_axis_follows_the_boundary(boundary: int) -> None:
     assert expected.tensor_bytes == 4 * boundary * 8 * 2
 
 
+@settings(deadline=None)
 @given(st.integers(1, 10 * WINDOW))
 def test_without_a_scaled_axis_nothing_follows_the_boundary(boundary: int) -> None:
     """SD-2: a policy that scales no axis expects one layout everywhere."""

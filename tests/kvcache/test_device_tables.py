@@ -16,7 +16,7 @@ cells = st.tuples(st.integers(0, NUM_ROWS - 1), st.integers(0, WIDTH - 1))
 updates = st.dictionaries(cells, st.integers(0, 999), max_size=8)
 
 
-@settings(max_examples=30)
+@settings(deadline=None, max_examples=30)
 @given(
     steps=st.lists(updates, max_size=5),
     rows=st.lists(st.integers(0, NUM_ROWS - 1), min_size=1, max_size=6),

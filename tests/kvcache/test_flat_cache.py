@@ -18,7 +18,7 @@ def tokens(num_tokens: int, dims: int = 4) -> mx.array:
 
 
 @pytest.mark.mlx
-@settings(max_examples=20)
+@settings(deadline=None, max_examples=20)
 @given(st.lists(st.integers(1, 300), min_size=1, max_size=4))
 def test_chunks_are_read_as_one_sequence(chunks: list[int]) -> None:
     """KV-10: however a sequence is cut, the cache holds its tokens in order."""

@@ -3,7 +3,7 @@ from __future__ import annotations
 import mlx.core as mx
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from neve.contract.cache_spec import FullAttention, uniform_layout
@@ -41,6 +41,7 @@ slot_lists = st.lists(
 )
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, NUM_LAYERS - 1), slot_lists), max_size=4))
 def test_writes_touch_their_slots_and_nothing_else(
     writes: list[tuple[int, list[int]]],

@@ -1,0 +1,55 @@
+"""Run commands in this process, on the tiny checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+import structlog
+from click.testing import CliRunner
+
+import neve
+from neve.cli.main import main
+
+CHECKPOINT = Path(__file__).parents[2] / "checkpoints" / "qwen3"
+
+
+@pytest.fixture(scope="session")
+def checkpoint() -> str:
+    return str(CHECKPOINT)
+
+
+@pytest.fixture(scope="session")
+def model() -> Iterator[neve.Model]:
+    with neve.load(CHECKPOINT, paged_cache_memory_mb=64) as model:
+        yield model
+
+
+@pytest.fixture(autouse=True)
+def _default_logging():
+    """A command configures the process's logging; take that back."""
+    yield
+    structlog.reset_defaults()
+
+
+@pytest.fixture
+def run():
+    """Run `neve` with arguments and stdin; stdout and stderr are kept apart."""
+
+    def invoke(*arguments: str, stdin: str | bytes | None = None):
+        return CliRunner().invoke(main, arguments, input=stdin)
+
+    return invoke
+
+
+@pytest.fixture
+def run_loaded(run, model, monkeypatch):
+    """Run a command on the session's model, whatever it names."""
+
+    def invoke(command: str, *arguments: str, stdin: str | bytes | None = None):
+        monkeypatch.setattr(f"neve.cli.{command}.load_model", lambda *_: nullcontext(model))
+        return run(command, *arguments, stdin=stdin)
+
+    return invoke

