@@ -20,7 +20,7 @@ TUTORIAL = DOCS / "plugins" / "tutorial.md"
 EXAMPLE = ROOT / "examples" / "neve-llama"
 
 FENCE = re.compile(r"^```(\w+)(?: (\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-SESSION = re.compile(
+RUN = re.compile(
     r"^```python\n(?P<code>.*?)^```\n(?:```text\n(?P<output>.*?)^```\n)?",
     re.MULTILINE | re.DOTALL,
 )
@@ -68,11 +68,11 @@ def test_python_prints_what_stands_below_it(page, monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
     text = (ROOT / page).read_text(encoding="utf-8")
     names: dict[str, object] = {}
-    for session in SESSION.finditer(text):
-        exec(session["code"], names)
+    for run in RUN.finditer(text):
+        exec(run["code"], names)
         printed = capsys.readouterr().out.rstrip("\n")
 
-        assert printed == (session["output"] or "").rstrip("\n"), session["code"]
+        assert printed == (run["output"] or "").rstrip("\n"), run["code"]
 
 
 def test_generated_parts_are_up_to_date():

@@ -13,9 +13,6 @@ pytestmark = pytest.mark.mlx
 # A trained model of 3 million parameters that knows one thing well: to look codes up.
 CHECKPOINT = Path(__file__).parents[1] / "checkpoints" / "qwen3"
 
-NOTE = "Please remember this. The code of Max is 7319."
-QUESTION = "What is the code of Max?"
-
 
 @pytest.fixture(scope="module")
 def model():
@@ -46,8 +43,8 @@ def test_second_request_hits_the_cache(model):
 def test_chat_remembers(model):
     """UX-1: a turn knows the turns before it, and computes only what is new."""
     chat = model.chat(max_tokens=40)
-    chat.send(NOTE)
-    done = chat.send(QUESTION)
+    chat.send("Please remember this. The code of Max is 7319.")
+    done = chat.send("What is the code of Max?")
 
     assert "7319" in done.text
     assert done.usage.cached_tokens > 0

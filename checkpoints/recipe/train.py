@@ -34,7 +34,7 @@ REPORT_SECONDS = 15
 
 
 def compute_recurrences_in_float32() -> None:
-    """Take the scans of the linear layers out of autocast; they are unstable in bfloat16."""
+    """Take the scans of the linear layers out of autocast, which would round their state."""
     for module, name in (
         (modeling_qwen3_5, "torch_chunk_gated_delta_rule"),
         (modeling_qwen3_5_moe, "torch_chunk_gated_delta_rule"),
@@ -78,7 +78,7 @@ class Student:
     def losses(self, ids: torch.Tensor) -> Losses:
         """Return the losses of a batch `[batch, T]` of int64 ids."""
         self.routing.clear()
-        with self.autocast():
+        with torch.autocast(self.device.type, dtype=torch.bfloat16):
             hidden = self.model.model(input_ids=ids, use_cache=False).last_hidden_state
             text = self._cross_entropy(hidden[:, :-1], ids[:, 1:])
             draft = None if self.mtp is None else self._draft_loss(hidden, ids)
@@ -92,10 +92,6 @@ class Student:
     def _cross_entropy(self, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         logits = project(self.model, hidden).float()
         return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
-
-    def autocast(self) -> torch.autocast:
-        """Return the context that training and evaluation compute in."""
-        return torch.autocast(self.device.type, dtype=torch.bfloat16)
 
     def parameters(self) -> dict[str, nn.Parameter]:
         """Return what is trained, by name."""
@@ -115,7 +111,7 @@ def make_student(checkpoint: Path, seed: int, device: torch.device) -> Student:
 
 # ------------------------------------------------------------------ training
 def make_optimizer(parameters: dict[str, nn.Parameter]) -> torch.optim.AdamW:
-    """Return the optimiser; embeddings, head, convolutions and vectors do not decay."""
+    """Return the optimizer; embeddings, head, convolutions and vectors do not decay."""
 
     def decays(name: str, parameter: nn.Parameter) -> bool:
         exempt = any(part in name for part in ("embed", "lm_head", "conv"))

@@ -1,4 +1,4 @@
-"""Qwen3 keeps what every family promises."""
+"""FA-1, FW-8: Qwen3 keeps what every family promises, tested alone."""
 
 from __future__ import annotations
 
