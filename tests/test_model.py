@@ -191,3 +191,24 @@ def test_interpreter_ends_cleanly_with_an_open_model():
     )
 
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_interpreter_ends_cleanly_after_a_failed_load(tmp_path):
+    """A checkpoint that cannot be loaded is an error, and no abort at the program's end."""
+    (tmp_path / "config.json").write_bytes((CHECKPOINT / "config.json").read_bytes())
+    code = (
+        "import mlx.core as mx, neve\n"
+        f"w = mx.load({str(CHECKPOINT / 'model.safetensors')!r})\n"
+        "w.pop('model.norm.weight')\n"
+        f"mx.save_safetensors({str(tmp_path / 'model.safetensors')!r}, w)\n"
+        "try:\n"
+        f"    neve.load({str(tmp_path)!r})\n"
+        "except neve.NeveError as error:\n"
+        "    print(error)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
+    )
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "model.norm.weight" in done.stdout

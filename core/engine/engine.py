@@ -59,11 +59,18 @@ class Engine:
         _ENGINES.add(self)
 
     def _main(self, make_core: Callable[[], Core], loaded: Future[ModelInfo]) -> None:
+        try:
+            self._serve(make_core, loaded)
+        finally:
+            self._shut()
+            # or the interpreter's exit may find the stream's own thread still running
+            mx.clear_streams()
+
+    def _serve(self, make_core: Callable[[], Core], loaded: Future[ModelInfo]) -> None:
         # the core is a local of this thread: its arrays go when the thread does
         try:
             core = make_core()
         except BaseException as error:  # noqa: BLE001  it belongs to whoever loads
-            self._closed.set()
             loaded.set_exception(error)
             return
         loaded.set_result(core.info)
@@ -71,10 +78,6 @@ class Engine:
             Loop(core, self._commands).run()
         except Exception as error:  # noqa: BLE001  a fault of ours: no caller may wait for ever
             get_logger("engine").error("engine.loop.failed", error=repr(error))
-        finally:
-            self._shut()
-            # or the interpreter's exit may find the stream's own thread still running
-            mx.clear_streams()
 
     def _shut(self) -> None:
         with self._door:

@@ -135,6 +135,7 @@ class Loop:
             step = self._build(previous)
         except Exception as error:  # noqa: BLE001  a family's forward may raise anything
             self._fail_running(error)
+            self._core.runner.lane.reset()
             return
         try:
             results = previous.read() if previous else ([], [])

@@ -99,7 +99,7 @@ class Runner:
         self._row_exact = row_exact
 
     def build(self, plan: StepPlan, previous: Step | None, states: Sequence[RowState]) -> Step:
-        """Build a step's graph; nothing is computed.
+        """Build a step's graph; nothing is computed, but for the forwards of row-exact rows.
 
         Args:
             plan: The step's rows.
@@ -123,11 +123,13 @@ class Runner:
         """Return logits `[R, V]`, None if no row samples."""
         if not self._row_exact:
             return self._forward(build_step_batch(inputs, sampled), plan.rows)
-        parts = [
-            self._forward(build_step_batch([one], sampled), [row])
-            for one, row in zip(inputs, plan.rows, strict=True)
-        ]
-        parts = [part for part in parts if part is not None]
+        # one graph of several rows would read a pool and then write to it: a copy of the pool
+        mx.synchronize()
+        parts: list[mx.array] = []
+        for one, row in zip(inputs, plan.rows, strict=True):
+            logits = self._forward(build_step_batch([one], sampled), [row])
+            mx.eval(logits, *self.lane.arrays([row.sequence]))
+            parts += [] if logits is None else [logits]
         return mx.concatenate(parts) if parts else None
 
     def _forward(self, batch: StepBatch, rows: Sequence[PlannedRow]) -> mx.array | None:

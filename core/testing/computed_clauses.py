@@ -160,15 +160,15 @@ class ComputedClauses:
         ) as crowded:
             capacity = crowded.stats().scheduler.block_capacity * BLOCK_SIZE
             # long enough that as many rows as may run need twice what there is
-            options = {"max_tokens": max(NUM_TOKENS, 2 * capacity // MAX_NUM_SEQS_LIMIT)}
+            num_tokens = max(NUM_TOKENS, 2 * capacity // MAX_NUM_SEQS_LIMIT)
+            options: dict[str, Any] = {"max_tokens": num_tokens, "ignore_eos": True}
             crowd = short * (capacity // longest + 2)
             handles = [
-                crowded.submit(ids, **options, ignore_eos=True, cache_salt=f"{i}")
-                for i, ids in enumerate(crowd)
+                crowded.submit(ids, **options, cache_salt=f"{i}") for i, ids in enumerate(crowd)
             ]
             answers = [handle.result() for handle in handles]
             preemptions = crowded.stats().scheduler.preemptions
-        alone = one_by_one(model, short, **options, ignore_eos=True)
+        alone = one_by_one(model, short, **options)
 
         assert preemptions > 0
         assert tokens(answers) == tokens(alone) * (len(crowd) // len(short))
