@@ -24,11 +24,11 @@ CHECKPOINT = Path(__file__).parents[1] / "checkpoints" / "qwen3"
 @pytest.fixture
 def logged():
     """Capture every event at or above INFO."""
-    before = structlog.get_config()
     neve.log.configure(logging.INFO)
     with capture_logs() as events:
         yield events
-    structlog.configure(**before)
+    # not to what was before: configured with its defaults, structlog writes to stdout
+    structlog.reset_defaults()
 
 
 @pytest.fixture

@@ -55,6 +55,9 @@ class Engine:
             target=self._main, args=(make_core, loaded), name="neve-engine", daemon=True
         )
         self._thread.start()
+        # waited for, or the program may end while the thread still drops its streams
+        if loaded.exception() is not None:
+            self._thread.join()
         self.info = loaded.result()
         _ENGINES.add(self)
 
