@@ -230,7 +230,7 @@ class Chat:
         """
         messages = [*self.messages, {"role": "user", "content": content}]
         completion = self._model.generate(messages, **{**self._options, **options})
-        self._remember(messages, completion)
+        self.remember(messages, completion)
         return completion
 
     def stream(self, content: str, **options: Any) -> Iterator[Piece]:
@@ -241,9 +241,15 @@ class Chat:
         messages = [*self.messages, {"role": "user", "content": content}]
         handle = self._model.submit(messages, **{**self._options, **options})
         yield from _cancelling(handle)
-        self._remember(messages, handle.result())
+        self.remember(messages, handle.result())
 
-    def _remember(self, messages: list[dict[str, Any]], completion: Completion) -> None:
+    def remember(self, messages: list[dict[str, Any]], completion: Completion) -> None:
+        """Make a turn that was run elsewhere the end of the history.
+
+        Args:
+            messages: What was sent, the user's message last.
+            completion: The answer; its reasoning part is kept apart from its content.
+        """
         marks = self._model.info.protocol.reasoning
         reasoning, answer = split_reasoning(completion.text, marks)
         message: dict[str, Any] = {"role": "assistant", "content": answer}

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from ..errors import ConfigError, SettingsError
-from ..settings import strict_converter, structure
+from ..structuring import strict_converter, structure
 
 T = TypeVar("T")
 

@@ -125,7 +125,7 @@ class Repl:
             completion = self._write(handle, self._reasoning_stream(ids))
         finally:
             handle.cancel()
-        self._chat._remember(messages, completion)
+        self._chat.remember(messages, completion)
         note(summary(completion))
 
     def _reasoning_stream(self, ids: list[int]) -> ReasoningStream:

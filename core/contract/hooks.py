@@ -108,7 +108,7 @@ class FamilyHooks(Protocol):
     def build_sidecar_policy(self, config: Any) -> SidecarPolicy | None:
         """State which state outside the pools must be restored with a prefix.
 
-        Asked at load, on the loading thread.
+        Asked by the conformance suite; nothing else asks before there is a cold tier.
         Geometry in elements; None for a family that keeps nothing outside its blocks.
         Must not raise.
         Suite: `test_cold_restore_statement`.
@@ -119,7 +119,7 @@ class FamilyHooks(Protocol):
     def cold_restore_eligibility(self, config: Any | None) -> ColdEligibility:
         """Say whether a prefix of this family may come back from disk.
 
-        Asked at load and, with None, when families are listed; on any thread.
+        Asked with None when families are listed, with a config by the suite; on any thread.
         No shapes.
         Must not raise.
         Suite: `test_cold_restore_statement`.

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import CheckpointError, SettingsError
-from ..settings import strict_converter, structure
+from ..structuring import strict_converter, structure
 
 GOLDEN_NAME = "golden.json"
 LOGITS_NAME = "logits.npz"

@@ -25,14 +25,14 @@ class Qwen3Config:
         rope: The rotary embedding of every layer.
     """
 
-    hidden_size: int = attrs.field(validator=_positive)
-    num_hidden_layers: int = attrs.field(validator=_positive)
-    intermediate_size: int = attrs.field(validator=_positive)
-    num_attention_heads: int = attrs.field(validator=_positive)
-    num_key_value_heads: int = attrs.field(validator=_positive)
-    head_dim: int = attrs.field(validator=_positive)
-    vocab_size: int = attrs.field(validator=_positive)
-    max_position_embeddings: int = attrs.field(validator=_positive)
+    hidden_size: int
+    num_hidden_layers: int
+    intermediate_size: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    vocab_size: int
+    max_position_embeddings: int
     rms_norm_eps: float
     tie_word_embeddings: bool
     attention_bias: bool
@@ -50,14 +50,14 @@ class _RopeParameters:
 class _Raw:
     """The keys that are read, with the defaults of the released configs."""
 
-    hidden_size: int
-    num_hidden_layers: int
-    intermediate_size: int
-    num_attention_heads: int
+    hidden_size: int = attrs.field(validator=_positive)
+    num_hidden_layers: int = attrs.field(validator=_positive)
+    intermediate_size: int = attrs.field(validator=_positive)
+    num_attention_heads: int = attrs.field(validator=_positive)
     num_key_value_heads: int | None = None
     head_dim: int | None = None
-    vocab_size: int
-    max_position_embeddings: int = 32768
+    vocab_size: int = attrs.field(validator=_positive)
+    max_position_embeddings: int = attrs.field(default=32768, validator=_positive)
     rms_norm_eps: float = 1e-6
     tie_word_embeddings: bool = False
     attention_bias: bool = False
@@ -81,7 +81,7 @@ def parse(raw_config: Mapping[str, Any]) -> Qwen3Config:
     """Return the config of a Qwen3 checkpoint.
 
     Raises:
-        ConfigError: A key is missing or of the wrong type.
+        ConfigError: A key is missing, of the wrong type or out of range.
         UnsupportedModelError: Sliding windows, or an activation other than SiLU.
     """
     raw = read_config(raw_config, _Raw)

@@ -8,7 +8,7 @@ import pytest
 
 import neve_qwen3.plugin
 from neve.contract.cache_spec import FullAttention, uniform_layout
-from neve.contract.errors import UnsupportedModelError
+from neve.contract.errors import ConfigError, UnsupportedModelError
 from neve.contract.forward import RopeSpec
 from neve.contract.hooks import FamilyHooks
 from neve_qwen3.config import parse
@@ -34,6 +34,13 @@ def test_absent_keys_have_the_defaults_of_the_released_configs():
     assert not config.tie_word_embeddings
     assert not config.attention_bias
     assert config.rope == RopeSpec(32, 1e6)
+
+
+@pytest.mark.parametrize("key", [*MANDATORY, "max_position_embeddings"])
+def test_sizes_are_positive(key: str):
+    """FA-1: a size of zero is a ConfigError that names the key."""
+    with pytest.raises(ConfigError, match=key):
+        parse(MANDATORY | {key: 0})
 
 
 def test_heads_may_be_wider_than_the_hidden_state(raw_config: dict[str, Any]):
