@@ -108,7 +108,7 @@ class FamilyHooks(Protocol):
     def build_sidecar_policy(self, config: Any) -> SidecarPolicy | None:
         """State which state outside the pools must be restored with a prefix.
 
-        Asked by the conformance suite; nothing else asks before there is a cold tier.
+        Asked by the suite, on any thread; nothing else asks before there is a cold tier.
         Geometry in elements; None for a family that keeps nothing outside its blocks.
         Must not raise.
         Suite: `test_cold_restore_statement`.
