@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import logging
 import shutil
 from pathlib import Path
 
 import pytest
-import structlog
-from structlog.testing import capture_logs
 
 import neve
 from neve.contract.plan import ExecutionPlan
@@ -19,16 +16,6 @@ from neve.families import Family
 pytestmark = pytest.mark.mlx
 
 CHECKPOINT = Path(__file__).parents[1] / "checkpoints" / "qwen3"
-
-
-@pytest.fixture
-def logged():
-    """Capture every event at or above INFO."""
-    neve.log.configure(logging.INFO)
-    with capture_logs() as events:
-        yield events
-    # not to what was before: configured with its defaults, structlog writes to stdout
-    structlog.reset_defaults()
 
 
 @pytest.fixture

@@ -19,14 +19,9 @@ METHODS = {"debug", "info", "warning", "error", "critical", "exception"}
 
 
 @pytest.fixture(autouse=True)
-def _unconfigured() -> Iterator[None]:
-    """Start from structlog's defaults; leave the configuration as it was found."""
-    before, was_configured = structlog.get_config(), structlog.is_configured()
+def _unconfigured() -> None:
+    """Start from structlog's defaults."""
     structlog.reset_defaults()
-    yield
-    structlog.reset_defaults()
-    if was_configured:
-        structlog.configure(**before)
 
 
 def logged_names() -> Iterator[str]:

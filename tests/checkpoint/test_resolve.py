@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from structlog.testing import capture_logs
 
 from neve.checkpoint.resolve import RepoId, parse_repo_id, resolve_checkpoint
 from neve.errors import CheckpointError
@@ -133,17 +132,16 @@ def test_repository_names(source, expected):
     assert parse_repo_id(source) == expected
 
 
-def test_download(hub):
+def test_download(hub, logged):
     """A repository is downloaded, and only what a model is loaded from."""
     hub.repos[REPO] = FILES
 
-    with capture_logs() as logs:
-        path = resolve(REPO)
+    path = resolve(REPO)
 
     found = sorted(p.relative_to(path).as_posix() for p in path.rglob("*") if p.is_file())
     assert found == NEEDED
     assert (path / "config.json").read_bytes() == FILES["config.json"]
-    assert [entry["event"] for entry in logs] == ["checkpoint.file.resolved"]
+    assert [entry["event"] for entry in logged] == ["checkpoint.file.resolved"]
 
 
 def test_a_cached_snapshot_needs_no_network(hub):

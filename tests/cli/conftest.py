@@ -7,7 +7,6 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
-import structlog
 from click.testing import CliRunner
 
 import neve
@@ -25,13 +24,6 @@ def checkpoint() -> str:
 def model() -> Iterator[neve.Model]:
     with neve.load(CHECKPOINT, paged_cache_memory_mb=64) as model:
         yield model
-
-
-@pytest.fixture(autouse=True)
-def _default_logging():
-    """A command configures the process's logging; take that back."""
-    yield
-    structlog.reset_defaults()
 
 
 @pytest.fixture
