@@ -15,9 +15,11 @@ import mlx.core as mx
 
 import neve
 from neve.contract.cache_spec import FullAttention, uniform_layout
+from neve.engine.cold import cold_stats
 from neve.engine.commands import Submit
 from neve.engine.core import Core
 from neve.engine.handles import Handle
+from neve.engine.journal import Journal
 from neve.engine.lanes import PagedLane
 from neve.engine.loop import Loop
 from neve.engine.runner import Runner
@@ -28,6 +30,7 @@ from neve.kvcache.layer_pool import LayerPool
 from neve.sampling.params import SamplingParams
 from neve.scheduler.scheduler import Scheduler
 from neve.settings import SchedulerSettings
+from neve.telemetry.trace import NULL_TRACE
 
 from .figures import Figure, bounded
 
@@ -70,7 +73,8 @@ def _loop(context: int) -> Loop:
         settings, cache, max_context=context + 10 * STEPS, block_size=BLOCK_SIZE
     )
     runner = Runner(IdleFamily(16), None, layout, lane, row_exact=False)  # type: ignore[arg-type]
-    return Loop(Core(info, scheduler, runner), queue.SimpleQueue())
+    journal = Journal("bench", NULL_TRACE, None, lambda: cold_stats(None))
+    return Loop(Core(info, scheduler, runner, None, journal), queue.SimpleQueue())
 
 
 def _microseconds(context: int) -> float:

@@ -7,9 +7,18 @@ from typing import TYPE_CHECKING, Any
 from .errors import NeveError
 from .families import Catalogue
 from .families import discover as families
-from .settings import CacheSettings, ModelSettings, SchedulerSettings, Settings
+from .settings import (
+    CacheSettings,
+    ColdSettings,
+    ModelSettings,
+    SchedulerSettings,
+    Settings,
+    TelemetrySettings,
+)
 
 if TYPE_CHECKING:
+    from .certification import certify
+    from .coldtier.handle import ColdStoreHandle, cold_store
     from .engine.completion import Completion, Piece
     from .engine.handles import Handle
     from .loading import load
@@ -19,6 +28,8 @@ __all__ = [
     "CacheSettings",
     "Catalogue",
     "Chat",
+    "ColdSettings",
+    "ColdStoreHandle",
     "Completion",
     "Handle",
     "Model",
@@ -27,16 +38,22 @@ __all__ = [
     "Piece",
     "SchedulerSettings",
     "Settings",
+    "TelemetrySettings",
+    "certify",
+    "cold_store",
     "families",
     "load",
 ]
 
 _HOMES = {
     "Chat": "model",
+    "ColdStoreHandle": "coldtier.handle",
     "Completion": "engine.completion",
     "Handle": "engine.handles",
     "Model": "model",
     "Piece": "engine.completion",
+    "certify": "certification",
+    "cold_store": "coldtier.handle",
     "load": "loading",
 }
 

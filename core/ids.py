@@ -19,5 +19,11 @@ SequenceId = NewType("SequenceId", int)
 TurnId = NewType("TurnId", int)
 """Names one request; ids rise in arrival order."""
 
+ColdKey = NewType("ColdKey", bytes)
+"""Names a cold object: a digest of its group, its model and the chain that it ends."""
+
+Fingerprint = NewType("Fingerprint", bytes)
+"""Digest of everything that decides what a model writes into its cache."""
+
 NULL_BLOCK = BlockId(0)
 SHARED_DOMAIN = SaltDomain(0)

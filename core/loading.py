@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,17 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 from .checkpoint.checkpoint import Checkpoint, open_checkpoint
+from .checkpoint.identity import WeightIdentity
 from .checkpoint.resolve import resolve_checkpoint
+from .coldtier.allowlist import PersistDecision
 from .contract.cache_spec import CacheLayout
 from .contract.plan import ExecutionPlan, OutputProtocol
+from .engine.cold import EngineCold, cold_stats
 from .engine.core import Core, ModelInfo
 from .engine.engine import Engine
+from .engine.journal import Journal
 from .engine.lanes import FlatLane, PagedLane
+from .engine.persistence import Subject, decide_persistence, open_cold
 from .engine.runner import Runner
 from .errors import ConfigError
 from .families import discover
@@ -31,7 +37,10 @@ from .metal import device
 from .metal.layout import prefer_input_major
 from .model import Model
 from .scheduler.scheduler import Scheduler
+from .scheduler.telemetry import SchedulerCounters
 from .settings import CacheSettings, Resolved, Settings, resolve
+from .telemetry.trace import Trace
+from .telemetry.turn_log import TurnLog
 from .text.gguf_tokenizer import gguf_tokenizer
 from .text.tokenizer import Tokenizer
 
@@ -61,26 +70,121 @@ def load(
         MemoryBudgetError: It does not fit.
     """
     configure_if_unset()
-    # a wrong setting is refused before anything is downloaded
-    revision = resolve(settings, overrides).settings.model.revision
-    path = resolve_checkpoint(source, revision=revision, progress=progress)
+    path = _resolve_path(source, settings, overrides, progress=progress)
     return Model(Engine(partial(_make_core, str(source), path, settings, overrides)))
 
 
-def _make_core(
-    source: str, path: Path, given: Settings | None, overrides: dict[str, Any]
-) -> Core:
-    """Load everything; runs on the engine thread."""
+def _resolve_path(
+    source: str | Path,
+    given: Settings | None,
+    overrides: Mapping[str, Any],
+    *,
+    progress: bool,
+) -> Path:
+    # a wrong setting is refused before anything is downloaded
+    revision = resolve(given, overrides).settings.model.revision
+    return resolve_checkpoint(source, revision=revision, progress=progress)
+
+
+@attrs.frozen(eq=False)
+class Examined:
+    """What is known of a model before its first weight is read.
+
+    Attributes:
+        subject: The model, as the cold tier tells it from others.
+        checkpoint: Its checkpoint.
+        settings: With what its config.json sets.
+    """
+
+    subject: Subject
+    checkpoint: Checkpoint
+    settings: Settings
+
+    def tokenizer(self) -> Tokenizer:
+        """Read the tokenizer."""
+        return _tokenizer(self.checkpoint)
+
+
+def examine(
+    source: str | Path,
+    *,
+    settings: Settings | None = None,
+    progress: bool = True,
+    **overrides: Any,
+) -> Examined:
+    """Find out what `load` would load, and load nothing.
+
+    Args:
+        source: As in `load`.
+        settings: As in `load`.
+        progress: As in `load`.
+        **overrides: As in `load`.
+
+    Raises:
+        SettingsError: As `load`.
+        CheckpointError: As `load`.
+        FamilyNotInstalledError: As `load`.
+    """
+    configure_if_unset()
+    path = _resolve_path(source, settings, overrides, progress=progress)
+    return _examine(path, settings, overrides)
+
+
+def _examine(path: Path, given: Settings | None, overrides: Mapping[str, Any]) -> Examined:
+    # before the first weight is read: what is vouched for later is what was read
+    weights = WeightIdentity.stat(path)
     checkpoint = open_checkpoint(path, dtype=None)
     settings = _settings(resolve(given, overrides, checkpoint.config))
     family = discover().for_model_type(_model_type(checkpoint))
     config = family.parse_config(checkpoint.config)
+    subject = Subject(
+        family=family,
+        config=config,
+        raw_config=checkpoint.config,
+        layout=family.declare_cache_groups(config),
+        block_size=settings.cache.paged_block_size,
+        dtype=_name(_compute_dtype(settings, checkpoint)),
+        weights=weights,
+    )
+    return Examined(subject, checkpoint, settings)
+
+
+def load_for_gate(path: Path, store_dir: Path, **overrides: Any) -> Model:
+    """Load a checkpoint whose family may not persist yet, to find out whether it could.
+
+    For the restart-parity gate alone: what it writes lies in a store that is thrown away.
+
+    Args:
+        path: What `resolve_checkpoint` returned.
+        store_dir: Folder of the store.
+        **overrides: As in `load`.
+
+    Raises:
+        NeveError: As `load`.
+    """
+    configure_if_unset()
+    settings = {**overrides, "cold_cache_dir": str(store_dir), "persist_paged_cache": True}
+    return Model(Engine(partial(_make_core, str(path), path, None, settings, gate=True)))
+
+
+def _make_core(
+    source: str,
+    path: Path,
+    given: Settings | None,
+    overrides: dict[str, Any],
+    *,
+    gate: bool = False,
+) -> Core:
+    """Load everything; runs on the engine thread."""
+    examined = _examine(path, given, overrides)
+    subject, checkpoint, settings = examined.subject, examined.checkpoint, examined.settings
+    family, config, layout = subject.family, subject.config, subject.layout
     shape, plan = family.model_shape(config), family.execution_plan(config)
     max_context = min(shape.max_context, settings.model.max_context or shape.max_context)
     dtype = _compute_dtype(settings, checkpoint)
     model = family.build_model(config, attrs.evolve(checkpoint.weights, dtype=dtype))
     prefer_input_major(model)
-    layout, memory = family.declare_cache_groups(config), _account(model, settings)
+    memory = _account(model, settings)
     assembly = _Assembly(
         layout=layout,
         settings=settings,
@@ -93,23 +197,38 @@ def _make_core(
     paged = plan.paged if paged is None else paged
     lane = assembly.paged_lane() if paged else assembly.flat_lane()
     row_exact = _row_exact(settings, plan, checkpoint)
+    decision = decide_persistence(subject, settings.cold, lane, gate=gate)
     tokenizer, protocol = _tokenizer(checkpoint), family.output_protocol(config)
+    trace = Trace.from_settings(
+        settings.telemetry.inference_trace, settings.telemetry.inference_trace_file
+    )
+    counters = SchedulerCounters()
+    cold: EngineCold | None = None
+    if decision.persist and isinstance(lane, PagedLane):
+        opened = open_cold(
+            subject, settings.cold, lane, counters=counters, trace=trace, may_spill=plan.spill
+        )
+        decision, cold = (
+            (opened, None) if isinstance(opened, PersistDecision) else (decision, opened)
+        )
     info = ModelInfo(
         source=source,
         family=family,
         config=config,
+        model_type=subject.model_type,
         tokenizer=tokenizer,
         protocol=protocol,
         eos_token_ids=_eos_token_ids(tokenizer, protocol),
         settings=settings,
         max_context=max_context,
         vocab_size=shape.vocab_size,
-        dtype=str(dtype).removeprefix("mlx.core."),
+        dtype=_name(dtype),
         lane="paged" if paged else "flat",
         row_exact=row_exact,
         weight_bytes=_num_bytes(model),
         initial_blocks=assembly.pool_plan.initial_blocks if paged else 0,
         effective_window_tokens=assembly.pool_plan.effective_window_tokens,
+        persistence=decision,
     )
     _log_loaded(info, assembly.pool_plan)
     scheduler = Scheduler(
@@ -118,9 +237,21 @@ def _make_core(
         max_context=max_context,
         block_size=settings.cache.paged_block_size,
         row_exact=row_exact,
+        counters=counters,
+        cold=cold,
     )
     runner = Runner(family, model, layout, lane, row_exact=row_exact)
-    return Core(info, scheduler, runner)
+    journal = Journal(source, trace, _turn_log(settings), partial(cold_stats, cold))
+    return Core(info, scheduler, runner, cold, journal)
+
+
+def _turn_log(settings: Settings) -> TurnLog | None:
+    directory = settings.telemetry.turn_log_dir
+    return None if directory is None else TurnLog(Path(directory).expanduser())
+
+
+def _name(dtype: mx.Dtype) -> str:
+    return str(dtype).removeprefix("mlx.core.")
 
 
 def _plan_pools(

@@ -15,8 +15,14 @@ import structlog
 EVENTS = frozenset(
     {
         "checkpoint.file.resolved",
+        "coldtier.capture.late",
+        "coldtier.read.failed",
+        "coldtier.write.failed",
+        "engine.identification.failed",
         "engine.loop.failed",
+        "engine.model.identified",
         "engine.step.failed",
+        "engine.store.unavailable",
         "families.plugin.refused",
         "kvcache.growth.refused",
         "kvcache.pool.grown",
@@ -24,6 +30,8 @@ EVENTS = frozenset(
         "loading.pool.dynamic",
         "loading.setting.ignored",
         "scheduler.turn.preempted",
+        "telemetry.trace.failed",
+        "telemetry.turn_log.failed",
     }
 )
 """Every event name that neve logs."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeAlias, cast
@@ -9,40 +10,24 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias, cast
 import attrs
 import mlx.core as mx
 
+from .engine.cold import cold_stats
 from .engine.completion import Completion, Piece
 from .engine.engine import Engine
 from .engine.handles import Handle
 from .errors import RequestError
 from .kvcache.block_identity import salt_domain
-from .kvcache.stats import CacheStats
 from .metal import dispatch
+from .metrics import ModelStats, render_metrics
 from .sampling.params import SamplingParams
-from .scheduler.telemetry import SchedulerStats
 from .text.reasoning import split_reasoning
 
 if TYPE_CHECKING:
     from .engine.core import Core
+    from .engine.identification import Identification
     from .text.tokenizer import Tokenizer
 
 Message: TypeAlias = Mapping[str, Any]
 Prompt: TypeAlias = "str | Sequence[int] | Sequence[Message]"
-
-
-@attrs.frozen
-class ModelStats:
-    """Figures of a loaded model.
-
-    Attributes:
-        scheduler: Steps, admissions, preemptions.
-        pools: Blocks and prefix hits, one entry a group; None on the flat path.
-        kernels: `operation:variant` -> times it was put into a graph by this process.
-        memory: `active`, `peak` and `cache` bytes of MLX.
-    """
-
-    scheduler: SchedulerStats
-    pools: CacheStats | None
-    kernels: Mapping[str, int]
-    memory: Mapping[str, int]
 
 
 class Model:
@@ -186,6 +171,43 @@ class Model:
         """Return the model's figures, taken between two steps."""
         return self._engine.call(_stats)
 
+    def metrics(self) -> str:
+        """Return the model's figures as Prometheus reads them, every sample with its model."""
+        return render_metrics(self.info.source, self.stats())
+
+    def wait_identified(self, timeout_s: float | None = None) -> bool:
+        """Wait until prefixes can be restored.
+
+        The first load of a checkpoint reads its weights in full, beside the first turns, to
+        know which model it is; before that nothing is restored.
+
+        Returns:
+            Whether they can be; False if the cold tier is off, or the time is over.
+        """
+        identification = self._engine.call(_identification)
+        if identification is None:
+            return False
+        identification.wait(timeout_s)
+        return self._engine.call(_is_identified)
+
+    def fingerprint(self) -> str:
+        """Return what the model's objects on disk are named after, in hexadecimal.
+
+        Empty while it is not known, and without a cold tier.
+        """
+        return self._engine.call(_fingerprint).hex()
+
+    def flush(self, timeout_s: float = 10.0) -> bool:
+        """Wait until what ended turns left is on disk, as far as their budgets go.
+
+        No turn makes progress meanwhile. `close` does the same.
+
+        Returns:
+            Whether all of it landed in time; True without a cold tier.
+        """
+        deadline = time.monotonic() + timeout_s
+        return self._engine.call(lambda core: core.cold is None or core.cold.flush(deadline))
+
     def max_concurrent_sequences(self) -> int:
         """Return how many turns may run at once."""
         return self.info.settings.scheduler.max_num_seqs
@@ -258,10 +280,25 @@ class Chat:
         self.messages = [*messages, message]
 
 
+def _identification(core: Core) -> Identification | None:
+    return None if core.cold is None else core.cold.identification
+
+
+def _fingerprint(core: Core) -> bytes:
+    return b"" if core.cold is None else core.cold.tier.fingerprint or b""
+
+
+def _is_identified(core: Core) -> bool:
+    return bool(_fingerprint(core))
+
+
 def _stats(core: Core) -> ModelStats:
+    cold, sidecar = cold_stats(core.cold)
     return ModelStats(
         scheduler=core.scheduler.stats(),
         pools=core.runner.lane.stats(),
+        cold=cold,
+        sidecar=sidecar,
         kernels=dispatch.counts(),
         memory={
             "active": mx.get_active_memory(),

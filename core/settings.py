@@ -1,7 +1,8 @@
 """Settings: frozen values per room, structured from keywords, config.json and environment.
 
 Precedence, highest first: environment variables marked "wins", keywords of `load` or a
-`Settings` object, other environment variables, the checkpoint's config.json, the default.
+`Settings` object, other environment variables, the checkpoint's config.json, environment
+variables marked "yields", the default.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import attrs
 from attrs import validators
@@ -99,12 +100,70 @@ class ModelSettings:
 
 
 @attrs.frozen(kw_only=True)
+class ColdSettings:
+    """The cold tier.
+
+    Attributes:
+        persist_paged_cache: Write prefixes to disk and restore them, if the family may; None
+            leaves the choice to the environment, and without it to off.
+        cold_cache_dir: Folder in which the store `neve-cold-v1` lies; None means the
+            platform's cache folder.
+        cold_quota_gb: What the store may take, in GiB; None means a tenth of the file
+            system, at most 100.
+        cold_min_free_gb: What it leaves free on the file system, in GiB; None means a
+            twentieth, at least 5.
+        cold_daily_write_gb: What is written in a day at most, in GiB; None means no cap.
+        cold_capture_blocks_per_turn: Blocks that one turn writes at most.
+        cold_capture_budget_ms: Time that one turn's writing may take from other turns, in
+            milliseconds; when nothing else runs, and while the disk works, nobody waits.
+        cold_drain_timeout_s: How long `close` waits for the disk, in seconds.
+        certified_families: Families outside the core's list whose evidence is trusted.
+        cold_evidence_dir: Folder of the evidence; None means the platform's folder for
+            settings.
+    """
+
+    persist_paged_cache: bool | None = None
+    cold_cache_dir: str | None = None
+    cold_quota_gb: float | None = attrs.field(
+        default=None, validator=validators.optional(validators.ge(0))
+    )
+    cold_min_free_gb: float | None = attrs.field(
+        default=None, validator=validators.optional(validators.ge(0))
+    )
+    cold_daily_write_gb: float | None = attrs.field(
+        default=100.0, validator=validators.optional(validators.ge(0.0))
+    )
+    cold_capture_blocks_per_turn: int = attrs.field(default=128, validator=validators.ge(0))
+    cold_capture_budget_ms: float = attrs.field(default=250.0, validator=validators.ge(0))
+    cold_drain_timeout_s: float = attrs.field(default=10.0, validator=validators.ge(0))
+    certified_families: tuple[str, ...] = ()
+    cold_evidence_dir: str | None = None
+
+
+@attrs.frozen(kw_only=True)
+class TelemetrySettings:
+    """What is written down about the work.
+
+    Attributes:
+        turn_log_dir: Folder for one line of JSON a turn; None writes none.
+        inference_trace: Write trace events.
+        inference_trace_file: File to append them to; None means stderr.
+    """
+
+    turn_log_dir: str | None = None
+    inference_trace: bool = False
+    inference_trace_file: str | None = None
+
+
+@attrs.frozen(kw_only=True)
 class Settings:
     """Everything that `load` can be told, one value a room."""
 
     cache: CacheSettings = attrs.field(factory=CacheSettings)
     scheduler: SchedulerSettings = attrs.field(factory=SchedulerSettings)
     model: ModelSettings = attrs.field(factory=ModelSettings)
+    cold: ColdSettings = attrs.field(factory=ColdSettings)
+    telemetry: TelemetrySettings = attrs.field(factory=TelemetrySettings)
 
 
 def _parse_bool(text: str) -> bool:
@@ -123,6 +182,10 @@ def _parse_count(text: str) -> int:
     return value
 
 
+def _parse_names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
 @attrs.frozen
 class EnvironmentVariable:
     """One variable that sets a field.
@@ -131,19 +194,20 @@ class EnvironmentVariable:
         name: The variable.
         field: The field that it sets, unique over all rooms.
         parse: Text to value; a ValueError means that the variable is ignored and counted.
-        wins: It overrides keywords and `Settings`; otherwise they override it.
+        rank: What it overrides: `wins` everything, `normal` config.json and the default,
+            `yields` the default only.
     """
 
     name: str
     field: str
     parse: Callable[[str], Any]
-    wins: bool = False
+    rank: Literal["wins", "normal", "yields"] = "normal"
 
 
 ENVIRONMENT = (
-    EnvironmentVariable("MLX_BLOCK_PAGED_CACHE", "use_block_paged_cache", _parse_bool, True),
+    EnvironmentVariable("MLX_BLOCK_PAGED_CACHE", "use_block_paged_cache", _parse_bool, "wins"),
     EnvironmentVariable(
-        "MLX_PAGED_CACHE_INITIAL_MB", "paged_cache_initial_memory_mb", _parse_count, True
+        "MLX_PAGED_CACHE_INITIAL_MB", "paged_cache_initial_memory_mb", _parse_count, "wins"
     ),
     EnvironmentVariable("MLX_PAGED_CACHE_MEMORY_MB", "paged_cache_memory_mb", _parse_count),
     EnvironmentVariable("MLX_CACHE_LIMIT_GB", "cache_limit_gb", float),
@@ -154,6 +218,22 @@ ENVIRONMENT = (
     EnvironmentVariable("MLX_SCHED_LONG_PREFILL_TOKENS", "long_prefill_tokens", _parse_count),
     EnvironmentVariable("MLX_SCHED_RESERVE_FULL_ISL", "reserve_full_prompt", _parse_bool),
     EnvironmentVariable("MLX_SCHED_WATERMARK_FRACTION", "watermark_fraction", float),
+    EnvironmentVariable(
+        "MLX_PERSIST_PAGED_CACHE", "persist_paged_cache", _parse_bool, "yields"
+    ),
+    EnvironmentVariable("MLX_COLD_CACHE_DIR", "cold_cache_dir", str),
+    EnvironmentVariable("MLX_COLD_QUOTA_GB", "cold_quota_gb", float),
+    EnvironmentVariable("MLX_COLD_MIN_FREE_GB", "cold_min_free_gb", float),
+    EnvironmentVariable("MLX_COLD_DAILY_WRITE_GB", "cold_daily_write_gb", float),
+    EnvironmentVariable(
+        "MLX_COLD_CAPTURE_BLOCKS_PER_TURN", "cold_capture_blocks_per_turn", _parse_count
+    ),
+    EnvironmentVariable("MLX_COLD_CAPTURE_BUDGET_MS", "cold_capture_budget_ms", float),
+    EnvironmentVariable("MLX_COLD_CERTIFIED_FAMILIES", "certified_families", _parse_names),
+    EnvironmentVariable("MLX_COLD_EVIDENCE_DIR", "cold_evidence_dir", str),
+    EnvironmentVariable("MLX_TURN_LOG_DIR", "turn_log_dir", str),
+    EnvironmentVariable("MLX_INFERENCE_TRACE", "inference_trace", _parse_bool),
+    EnvironmentVariable("MLX_INFERENCE_TRACE_FILE", "inference_trace_file", str),
 )
 
 CONFIG_KEYS = (
@@ -161,6 +241,7 @@ CONFIG_KEYS = (
     "paged_block_size",
     "paged_cache_memory_mb",
     "paged_cache_initial_memory_mb",
+    "persist_paged_cache",
 )
 """Fields that a checkpoint's config.json may set."""
 
@@ -172,6 +253,8 @@ ROOMS: Mapping[str, type[Any]] = {
     "cache": CacheSettings,
     "scheduler": SchedulerSettings,
     "model": ModelSettings,
+    "cold": ColdSettings,
+    "telemetry": TelemetrySettings,
 }
 FIELD_ROOMS: Mapping[str, str] = {
     field.name: room for room, cls in ROOMS.items() for field in attrs.fields(cls)
@@ -234,13 +317,13 @@ class Resolved:
 
 
 def _from_environment(
-    environ: Mapping[str, str], *, wins: bool
+    environ: Mapping[str, str], rank: str
 ) -> tuple[dict[str, Any], list[str]]:
     values: dict[str, Any] = {}
     ignored: list[str] = []
     for variable in ENVIRONMENT:
         text = environ.get(variable.name, "")
-        if variable.wins != wins or not text.strip():
+        if variable.rank != rank or not text.strip():
             continue
         try:
             values[variable.field] = variable.parse(text)
@@ -268,13 +351,15 @@ def resolve(
     """
     keywords, config = keywords or {}, config or {}
     environ = os.environ if environ is None else environ
-    soft, soft_ignored = _from_environment(environ, wins=False)
-    hard, hard_ignored = _from_environment(environ, wins=True)
-    ignored = soft_ignored + hard_ignored
+    yielding, normal, winning = (
+        _from_environment(environ, rank) for rank in ("yields", "normal", "wins")
+    )
+    ignored = [*yielding[1], *normal[1], *winning[1]]
     ignored += [
         f"config.json: {key} has no effect" for key in IGNORED_CONFIG_KEYS if key in config
     ]
-    merged = {key: config[key] for key in CONFIG_KEYS if config.get(key) is not None}
-    for layer in (soft, _given(settings or Settings()), keywords, hard):
+    configured = {key: config[key] for key in CONFIG_KEYS if config.get(key) is not None}
+    merged = dict(yielding[0])
+    for layer in (configured, normal[0], _given(settings or Settings()), keywords, winning[0]):
         merged.update(layer)
     return Resolved(_structure_rooms(merged), tuple(ignored))

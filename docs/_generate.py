@@ -13,7 +13,7 @@ from pathlib import Path
 
 import attrs
 
-from neve.contract import cache_spec, forward, plan
+from neve.contract import cache_spec, forward, plan, sidecar
 from neve.contract.hooks import OPTIONAL_HOOKS, FamilyHooks
 from neve.settings import CONFIG_KEYS, ENVIRONMENT, FIELD_ROOMS, ROOMS
 
@@ -31,6 +31,9 @@ _ANSWERS = (
     cache_spec.Uncached,
     plan.ExecutionPlan,
     plan.ColdEligibility,
+    sidecar.SidecarPolicy,
+    sidecar.SidecarLayout,
+    sidecar.SidecarTensor,
     plan.OutputProtocol,
     forward.StepBatch,
     forward.Segment,
@@ -74,12 +77,15 @@ def _settings() -> str:
     return "".join(parts)
 
 
+RANKS = {"wins": "goes over keywords", "normal": "", "yields": "config.json goes over it"}
+
+
 def _environment() -> str:
     rows = (
         _row(
             f"`{v.name}`",
             f"`{FIELD_ROOMS[v.field]}.{v.field}`",
-            "goes over keywords" if v.wins else "",
+            RANKS[v.rank],
         )
         for v in ENVIRONMENT
     )

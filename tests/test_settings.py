@@ -16,11 +16,13 @@ from neve.settings import (
     FIELD_ROOMS,
     ROOMS,
     CacheSettings,
+    ColdSettings,
     EnvironmentVariable,
     ModelSettings,
     Resolved,
     SchedulerSettings,
     Settings,
+    TelemetrySettings,
     resolve,
 )
 
@@ -82,6 +84,7 @@ def test_a_keyword_sets_any_field(field: str) -> None:
         float: 0.5,
         float | None: 0.5,
         str | None: "float16",
+        tuple[str, ...]: ("llama",),
     }
     fields = attrs.fields_dict(attrs.resolve_types(ROOMS[FIELD_ROOMS[field]]))
     value = values[fields[field].type]
@@ -232,13 +235,44 @@ def test_a_soft_variable_beats_the_checkpoint() -> None:
     assert result.settings.cache.paged_cache_memory_mb == 200
 
 
-@pytest.mark.parametrize("variable", ENVIRONMENT, ids=lambda v: v.name)
+ANY_TEXT = {
+    "cold_cache_dir",
+    "cold_evidence_dir",
+    "turn_log_dir",
+    "inference_trace_file",
+    "certified_families",
+}
+
+
+@pytest.mark.parametrize(
+    "variable", [v for v in ENVIRONMENT if v.field not in ANY_TEXT], ids=lambda v: v.name
+)
 def test_an_unreadable_variable_is_ignored_and_reported(variable: EnvironmentVariable) -> None:
     """SC-1: no variable can break a start by being unreadable, and none is dropped unseen."""
     result = resolved(environ={variable.name: "?"})
 
     assert result.settings == Settings()
     assert result.ignored == (f"{variable.name}='?' is not readable and is ignored",)
+
+
+def test_a_checkpoint_beats_a_variable_that_yields() -> None:
+    """CT-1: what a checkpoint says about persistence goes before the environment."""
+    environ = {"MLX_PERSIST_PAGED_CACHE": "1"}
+
+    assert resolved(environ=environ).settings.cold.persist_paged_cache is True
+    config = {"persist_paged_cache": False}
+    result = resolved(config=config, environ=environ)
+    assert result.settings.cold.persist_paged_cache is False
+    assert resolved({"persist_paged_cache": True}, config=config).settings.cold == attrs.evolve(
+        ColdSettings(), persist_paged_cache=True
+    )
+
+
+def test_names_in_a_variable_are_separated_by_commas() -> None:
+    """FW-5: families can be trusted by name from the environment."""
+    environ = {"MLX_COLD_CERTIFIED_FAMILIES": "llama, mistral,"}
+
+    assert resolved(environ=environ).settings.cold.certified_families == ("llama", "mistral")
 
 
 def test_a_readable_but_impossible_variable_is_an_error() -> None:
@@ -363,6 +397,15 @@ def test_a_checkpoint_with_a_wrong_value_is_refused() -> None:
             row_exact=st.none() | st.booleans(),
         ),
         model=st.builds(ModelSettings, dtype=st.sampled_from([None, "float16"])),
+        cold=st.builds(
+            lambda persist, quota, families: ColdSettings(
+                persist_paged_cache=persist, cold_quota_gb=quota, certified_families=families
+            ),
+            st.none() | st.booleans(),
+            st.none() | st.floats(0, 8),
+            st.lists(st.text(max_size=4)).map(tuple),
+        ),
+        telemetry=st.builds(TelemetrySettings, inference_trace=st.booleans()),
     )
 )
 def test_valid_settings_resolve_to_themselves(settings: Settings) -> None:

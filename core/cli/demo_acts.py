@@ -13,7 +13,7 @@ from rich.live import Live
 from rich.table import Table
 
 from .demo_text import BATCH, FIRST_TASK, QUESTION, SECOND_TASK, SYSTEM_PROMPT
-from .output import milliseconds, summary, table
+from .output import heading, milliseconds, summary, table
 
 if TYPE_CHECKING:
     from ..engine.completion import Completion
@@ -30,13 +30,9 @@ def _user(text: str) -> list[dict[str, str]]:
     return [{"role": "user", "content": text}]
 
 
-def _heading(out: Console, number: int, title: str) -> None:
-    out.print(f"\n{number} · {title}\n", style="bold cyan")
-
-
 def stream_act(model: Model, out: Console) -> Completion:
     """Show an answer as it comes."""
-    _heading(out, 1, "An answer, as it is written")
+    heading(out, 1, "An answer, as it is written")
     out.print(f"> {QUESTION}", style="bold")
     handle = model.submit(_user(QUESTION), max_tokens=_ANSWER_TOKENS)
     for piece in handle:
@@ -65,7 +61,7 @@ class PrefixFigures:
 
 def prefix_act(model: Model, out: Console) -> PrefixFigures:
     """Send two tasks behind the same long system prompt."""
-    _heading(out, 2, "A long system prompt, twice")
+    heading(out, 2, "A long system prompt, twice")
     first, second = (
         model.generate(
             [{"role": "system", "content": SYSTEM_PROMPT}, *_user(task)],
@@ -132,7 +128,7 @@ class _Board:
 
 def batch_act(model: Model, out: Console) -> BatchFigures:
     """Run eight requests one after another, then the same eight at once."""
-    _heading(out, 3, f"{len(BATCH)} requests, one after another and at once")
+    heading(out, 3, f"{len(BATCH)} requests, one after another and at once")
     before, after = _Board(BATCH), _Board(BATCH)
     alone, alone_s = _watched(out, before, lambda: _one_by_one(model, before))
     together, together_s = _watched(out, after, lambda: asyncio.run(_at_once(model, after)))

@@ -8,6 +8,8 @@ import click
 
 from ..errors import NeveError, RequestError, SettingsError
 from .bench import bench
+from .cache import cache
+from .certify import certify
 from .chat import chat
 from .demo import demo
 from .doctor import doctor
@@ -56,7 +58,7 @@ def main() -> None:
     """
 
 
-for _command in (generate, chat, demo, bench, families, doctor):
+for _command in (generate, chat, demo, bench, families, cache, certify, doctor):
     main.add_command(_command)
 
 

@@ -39,6 +39,11 @@ def table(*columns: str) -> Table:
     return made
 
 
+def heading(out: Console, number: int, title: str) -> None:
+    """Write the title of a numbered part."""
+    out.print(f"\n{number} · {title}\n", style="bold cyan")
+
+
 def write_json(value: Any) -> None:
     """Write one JSON object on one line."""
     click.echo(json.dumps(value, ensure_ascii=False))

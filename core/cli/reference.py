@@ -17,8 +17,16 @@ COMMAND = "python -m neve.cli.reference > docs/cli.md"
 def _contexts() -> Iterator[click.Context]:
     root = click.Context(main, info_name="neve", terminal_width=_WIDTH, **main.context_settings)
     yield root
-    for name in main.list_commands(root):
-        yield click.Context(main.commands[name], parent=root, info_name=name)
+    yield from _below(root, main)
+
+
+def _below(parent: click.Context, group: click.Group) -> Iterator[click.Context]:
+    for name in group.list_commands(parent):
+        command = group.commands[name]
+        context = click.Context(command, parent=parent, info_name=name)
+        yield context
+        if isinstance(command, click.Group):
+            yield from _below(context, command)
 
 
 def reference() -> str:

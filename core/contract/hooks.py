@@ -108,7 +108,8 @@ class FamilyHooks(Protocol):
     def build_sidecar_policy(self, config: Any) -> SidecarPolicy | None:
         """State which state outside the pools must be restored with a prefix.
 
-        Asked by the suite, on any thread; nothing else asks before there is a cold tier.
+        Asked at load when the cold tier is on, on the loading thread; by `neve certify`,
+        `neve cache` and the suite on any thread.
         Geometry in elements; None for a family that keeps nothing outside its blocks.
         Must not raise.
         Suite: `test_cold_restore_statement`.
@@ -119,10 +120,11 @@ class FamilyHooks(Protocol):
     def cold_restore_eligibility(self, config: Any | None) -> ColdEligibility:
         """Say whether a prefix of this family may come back from disk.
 
-        Asked with None when families are listed, with a config by the suite; on any thread.
+        Asked with None when families are listed, with a config at load and by the suite; on
+        any thread.
         No shapes.
         Must not raise.
-        Suite: `test_cold_restore_statement`.
+        Suite: `test_cold_restore_statement`, `test_restored_equals_computed`.
         """
         ...
 

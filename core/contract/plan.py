@@ -27,12 +27,16 @@ class FamilyInfo:
         hookspec_version: The `HOOKSPEC_VERSION` that the plugin was written for.
         model_types: Values of `model_type` in config.json that it answers for.
         distribution: The distribution that brings it, for messages.
+        state_version: Version of what its `forward` writes into the cache. Raise it when the
+            same weights and tokens come to give other keys, values or state: what is on disk
+            is then not restored.
     """
 
     name: str
     hookspec_version: int
     model_types: tuple[str, ...] = attrs.field(converter=_names)
     distribution: str
+    state_version: int = 1
 
 
 @attrs.frozen
@@ -60,11 +64,14 @@ class ExecutionPlan:
             on the others: never, for quantised checkpoints, or always. Settings override it.
         prefill_chunk: Prefill cuts lie on multiples of this many tokens; None means that
             any cut gives the same result up to rounding.
+        spill: A preempted turn's blocks may be written to the cold tier first, when that
+            is measured to be faster than to compute them again.
     """
 
     paged: bool = True
     row_exact: Literal["never", "quantized", "always"] = "never"
     prefill_chunk: int | None = None
+    spill: bool = True
 
 
 @attrs.frozen
@@ -72,7 +79,8 @@ class ColdEligibility:
     """Whether a prefix of this family may come back from disk.
 
     Attributes:
-        eligible: True only if the restart-parity gate has passed.
+        eligible: True if what it writes to disk is all that a prefix leaves behind; the
+            restart-parity gate has to confirm it.
         reason: One sentence.
     """
 

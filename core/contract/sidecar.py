@@ -3,37 +3,77 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import attrs
 from attrs import validators
 
+SIDECAR_GROUPS = frozenset({"gdn_state", "conv_state", "sliding_window", "ssm_state"})
+"""The name spaces of sidecars."""
 
-def _all_positive(_: object, attribute: attrs.Attribute[Any], dims: tuple[int, ...]) -> None:
-    if not dims or min(dims) < 1:
-        raise ValueError(f"{attribute.name} must all be positive, got {dims}")
+SIDECAR_ITEMSIZES: Mapping[str, int] = {"float32": 4, "float16": 2, "bfloat16": 2}
+"""Dtype -> bytes of an element."""
+
+MAX_TENSORS = 16
+MAX_DIMS = 8
+
+
+def _sound_dims(_: object, attribute: attrs.Attribute[Any], dims: tuple[int, ...]) -> None:
+    if not dims or min(dims) < 1 or len(dims) > MAX_DIMS:
+        raise ValueError(
+            f"{attribute.name} must be 1 to {MAX_DIMS} positive integers, got {dims}"
+        )
+
+
+@attrs.frozen
+class SidecarTensor:
+    """One tensor that each layer with state keeps.
+
+    Attributes:
+        name: Unique within the layer, of `a-z`, `0-9` and `_`.
+        dims: Its shape.
+        dtype: A key of `SIDECAR_ITEMSIZES`; it is stored and installed as it is.
+    """
+
+    name: str = attrs.field(validator=validators.matches_re(r"[a-z0-9_]+"))
+    dims: tuple[int, ...] = attrs.field(converter=tuple, validator=_sound_dims)
+    dtype: str = attrs.field(validator=validators.in_(SIDECAR_ITEMSIZES))
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the tensor."""
+        return math.prod(self.dims) * SIDECAR_ITEMSIZES[self.dtype]
 
 
 @attrs.frozen
 class SidecarLayout:
-    """Geometry of one sidecar: equal tensors, several a layer.
+    """Geometry of one sidecar: the same tensors in every layer with state.
 
     Attributes:
         num_layers: Layers that keep state.
-        tensors_per_layer: Tensors of each.
-        dims: Shape of a tensor.
-        itemsize: Bytes of an element.
+        tensors: What each of them keeps, in the order of the file.
     """
 
     num_layers: int = attrs.field(validator=validators.ge(1))
-    tensors_per_layer: int = attrs.field(validator=validators.ge(1))
-    dims: tuple[int, ...] = attrs.field(converter=tuple, validator=_all_positive)
-    itemsize: int = attrs.field(validator=validators.ge(1))
+    tensors: tuple[SidecarTensor, ...] = attrs.field(converter=tuple)
+
+    def __attrs_post_init__(self) -> None:
+        names = [tensor.name for tensor in self.tensors]
+        if not 1 <= len(names) <= MAX_TENSORS:
+            raise ValueError(f"tensors must be 1 to {MAX_TENSORS} a layer, got {len(names)}")
+        if len(set(names)) != len(names):
+            raise ValueError(f"tensors must have different names, got {names}")
 
     @property
-    def tensor_bytes(self) -> int:
-        """Bytes of one tensor."""
-        return math.prod(self.dims) * self.itemsize
+    def layer_bytes(self) -> int:
+        """Bytes of one layer's state."""
+        return sum(tensor.num_bytes for tensor in self.tensors)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the state of all layers."""
+        return self.num_layers * self.layer_bytes
 
 
 @attrs.frozen
@@ -41,20 +81,28 @@ class SidecarPolicy:
     """Which state must come back together with the blocks up to a boundary.
 
     Attributes:
-        group: Name space of the sidecar's keys, e.g. `conv_state`.
+        group: Name space of the sidecar's keys, one of `SIDECAR_GROUPS`.
         layout: The layout at a boundary at or above the scaled axis's full extent.
-        scaled_axis: Axis that follows `min(boundary, extent)`, the extent being its size in
-            `layout`; None when nothing depends on the boundary.
+        scaled_axis: Axis that follows `min(boundary, extent)` in every tensor, the extent
+            being its size in `layout`; None when nothing depends on the boundary.
     """
 
-    group: str
+    group: str = attrs.field(validator=validators.in_(SIDECAR_GROUPS))
     layout: SidecarLayout
     scaled_axis: int | None = None
 
     def __attrs_post_init__(self) -> None:
-        axis, dims = self.scaled_axis, self.layout.dims
-        if axis is not None and not 0 <= axis < len(dims):
-            raise ValueError(f"scaled_axis {axis} is no axis of {dims}")
+        axis = self.scaled_axis
+        if axis is None:
+            return
+        for tensor in self.layout.tensors:
+            if not 0 <= axis < len(tensor.dims):
+                raise ValueError(f"scaled_axis {axis} is no axis of {tensor}")
+        extents = {tensor.dims[axis] for tensor in self.layout.tensors}
+        if len(extents) > 1:
+            raise ValueError(
+                f"scaled_axis {axis} must be as long in every tensor, got {sorted(extents)}"
+            )
 
     def expected_at(self, boundary: int) -> SidecarLayout:
         """Return the only layout that is valid at `boundary` tokens.
@@ -66,6 +114,12 @@ class SidecarPolicy:
             raise ValueError(f"a boundary is a positive number of tokens, got {boundary}")
         if self.scaled_axis is None:
             return self.layout
-        dims = list(self.layout.dims)
-        dims[self.scaled_axis] = min(boundary, dims[self.scaled_axis])
-        return attrs.evolve(self.layout, dims=tuple(dims))
+        tensors = [_cut(t, self.scaled_axis, boundary) for t in self.layout.tensors]
+        return attrs.evolve(self.layout, tensors=tensors)
+
+
+def _cut(tensor: SidecarTensor, axis: int, boundary: int) -> SidecarTensor:
+    """Return `tensor` with at most `boundary` positions on `axis`."""
+    dims = list(tensor.dims)
+    dims[axis] = min(boundary, dims[axis])
+    return attrs.evolve(tensor, dims=dims)

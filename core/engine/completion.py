@@ -32,14 +32,27 @@ class CacheReport:
 
     Attributes:
         hot_tokens: Prompt tokens found in memory.
+        restored_tokens: Prompt tokens that came from disk.
         computed_tokens: Prompt tokens that were computed, at first admission.
-        miss: Why not more was found: `no_block` when the next block was not in the cache,
-            `no_cache` on the flat path, None when only the rest of the last block and the
-            last token, which always is computed, were left.
+        miss: Why not more was found; None when only the rest of the last block and the last
+            token, which always is computed, were left. One of
+
+            - `no_block`: the next block is neither in memory nor on disk,
+            - `no_sidecar`: blocks are on disk, but not the state that belongs to them,
+            - `checksum`, `format`, `layout`: the next block on disk was unsound and is
+              removed,
+            - `fingerprint`: it was not known yet which model it is, or the block on disk
+              was another model's,
+            - `salt`: nothing is on disk under this request's salt,
+            - `budget`: an earlier turn ran out of its capture budget there,
+            - `quota`: the store had refused to take more,
+            - `declined`: to restore would have taken longer than to compute,
+            - `no_cache`: the flat path keeps nothing.
         preemptions: How often the request lost its blocks and computed again.
     """
 
     hot_tokens: int
+    restored_tokens: int
     computed_tokens: int
     miss: str | None
     preemptions: int

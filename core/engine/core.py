@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
 
+from ..coldtier.allowlist import PersistDecision
 from ..contract.plan import OutputProtocol
 from ..families import Family
 from ..scheduler.scheduler import Scheduler
@@ -13,6 +14,8 @@ from ..settings import Settings
 from ..text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
+    from .cold import EngineCold
+    from .journal import Journal
     from .runner import Runner
 
 
@@ -24,6 +27,7 @@ class ModelInfo:
         source: What `load` was given.
         family: The family that runs it.
         config: The family's config.
+        model_type: What config.json calls the model.
         tokenizer: Between text and ids.
         protocol: How its output is written.
         eos_token_ids: Token ids that end an answer.
@@ -36,11 +40,13 @@ class ModelInfo:
         weight_bytes: Bytes of its parameters.
         initial_blocks: Blocks of the pools at load; 0 on the flat path.
         effective_window_tokens: The longest sequence that the largest pool holds.
+        persistence: Whether prefixes go to disk and come back, and why.
     """
 
     source: str
     family: Family
     config: Any
+    model_type: str
     tokenizer: Tokenizer
     protocol: OutputProtocol
     eos_token_ids: frozenset[int]
@@ -53,6 +59,7 @@ class ModelInfo:
     weight_bytes: int
     initial_blocks: int
     effective_window_tokens: int
+    persistence: PersistDecision
 
 
 @attrs.frozen(eq=False)
@@ -63,8 +70,12 @@ class Core:
         info: What loading found out.
         scheduler: Who runs.
         runner: How.
+        cold: The cold tier; None without one.
+        journal: What is written down about turns.
     """
 
     info: ModelInfo
     scheduler: Scheduler
     runner: Runner
+    cold: EngineCold | None
+    journal: Journal

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import queue
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import attrs
@@ -34,6 +36,9 @@ from .core import Core
 from .handles import Handle
 from .output import TurnOutput
 from .runner import Step
+
+RESTORE_WAIT_S = 0.002
+"""How long the engine sleeps at most before it looks for commands, while the disk works."""
 
 CLEAR_CACHE_STEPS = {"paged": 1024, "flat": 256}
 """Steps after which MLX's buffer cache is emptied, by lane."""
@@ -59,10 +64,12 @@ class Loop:
         self._core = core
         self._commands = commands
         self._scheduler = core.scheduler
+        self._cold = core.cold
         self._jobs: dict[TurnId, Job] = {}
         self._in_flight: Step | None = None
         self._closing = False
         self._num_steps = 0
+        self._started_at = 0.0
         self._log = get_logger("engine")
 
     def run(self) -> None:
@@ -70,23 +77,44 @@ class Loop:
         try:
             while not self._closing:
                 self._serve_commands()
+                self._tend_cold()
                 self._step()
         finally:
             for job in list(self._jobs.values()):
                 self._fail(job, EngineClosedError("the model was closed"))
+            if self._cold is not None:
+                self._cold.close()
+            self._core.journal.close()
 
     # -- commands --------------------------------------------------------------------------
 
     def _serve_commands(self) -> None:
         """Serve what has arrived; wait for an arrival if there is nothing else to do."""
-        idle = self._scheduler.is_idle and self._in_flight is None
+        idle = self._is_idle
         while True:
             try:
-                command = self._commands.get(block=idle)
+                command = self._commands.get(idle, self._patience_s if idle else None)
             except queue.Empty:
                 return
             self._serve(command)
             idle = False
+
+    @property
+    def _is_idle(self) -> bool:
+        return self._scheduler.is_idle and self._in_flight is None
+
+    @property
+    def _patience_s(self) -> float | None:
+        """How long an idle engine may wait for a command; None for ever."""
+        return self._cold.patience_s if self._cold is not None else None
+
+    def _tend_cold(self) -> None:
+        """Write on behind turns that have ended; wait for the disk if all others do."""
+        if self._cold is None:
+            return
+        self._cold.work(idle=self._is_idle)
+        if self._in_flight is None and self._scheduler.only_restores:
+            self._cold.wait(RESTORE_WAIT_S)
 
     def _serve(self, command: Submit | Cancel | Call | Close) -> None:
         match command:
@@ -114,10 +142,13 @@ class Loop:
         info = self._core.info
         output = TurnOutput(info.tokenizer, info.eos_token_ids, params, turn.max_tokens)
         self._jobs[turn.id] = Job(turn, handle, state, output, command.submitted_at)
+        self._core.journal.begin(turn.id)
 
     def _cancel(self, turn_id: TurnId) -> None:
         job = self._jobs.pop(turn_id, None)
         if job is not None:
+            self._core.journal.forget(turn_id)
+            self._persist(job.turn, _nothing)
             self._scheduler.finish(job.turn)
             job.handle._cancelled()
 
@@ -139,8 +170,9 @@ class Loop:
             return
         try:
             results = previous.read() if previous else ([], [])
-            if step is not None:
-                step.start()
+            if previous is not None:
+                self._measure(previous)
+            self._start(step)
         except Exception as error:  # noqa: BLE001  so may the device
             self._fail_running(error)
             self._core.runner.lane.reset()
@@ -149,8 +181,26 @@ class Loop:
         if previous is not None:
             self._settle(previous, *results)
 
+    def _start(self, step: Step | None) -> None:
+        if step is not None:
+            step.start()
+            self._started_at = time.perf_counter()
+        elif self._cold is not None and self._cold.wrote:
+            # no step takes the restored blocks along
+            mx.eval(*self._core.runner.lane.arrays(()))
+        if self._cold is not None:
+            self._cold.wrote = False
+
+    def _measure(self, step: Step) -> None:
+        if self._cold is not None and step.plan.num_tokens > step.plan.num_decode_rows:
+            seconds = time.perf_counter() - self._started_at
+            self._cold.record_step(step.plan.num_tokens, seconds)
+
     def _build(self, previous: Step | None) -> Step | None:
         plan = self._scheduler.plan()
+        for turn in plan.preempted:
+            mode = "spill" if turn.spilled else "recompute"
+            self._core.journal.trace.event("turn_preempted", turn=turn.id, mode=mode)
         for turn in plan.starved:
             error = CacheExhaustedError(1, self._scheduler.stats().block_available)
             self._fail(self._jobs[turn.id], error)
@@ -158,8 +208,7 @@ class Loop:
             return None
         now = time.perf_counter()
         for row in plan.rows:
-            job = self._jobs[row.turn.id]
-            job.admitted_at = job.admitted_at or now
+            self._note_admission(self._jobs[row.turn.id], now)
         states = [self._jobs[row.turn.id].state for row in plan.rows if row.samples]
         step = self._core.runner.build(plan, previous, states)
         self._scheduler.mark_in_flight(plan)
@@ -167,6 +216,17 @@ class Loop:
             self._scheduler.counters.fused_greedy_epilogue_steps += 1
         self._count_step()
         return step
+
+    def _note_admission(self, job: Job, now: float) -> None:
+        if job.admitted_at:
+            return
+        job.admitted_at, turn = now, job.turn
+        self._core.journal.trace.event(
+            "turn_admitted",
+            turn=turn.id,
+            hot_tokens=(turn.cached_tokens or 0) - turn.restored_tokens,
+            restored_tokens=turn.restored_tokens,
+        )
 
     def _count_step(self) -> None:
         self._num_steps += 1
@@ -194,10 +254,20 @@ class Loop:
     # -- endings ---------------------------------------------------------------------------
 
     def _complete(self, job: Job) -> None:
-        del self._jobs[job.turn.id]
+        turn, journal = job.turn, self._core.journal
+        del self._jobs[turn.id]
         completion = self._completion(job)
-        self._scheduler.finish(job.turn)
+        journal.trace.event("turn_finished", turn=turn.id, reason=completion.finish_reason)
+        self._persist(turn, partial(journal.end, turn.id, completion))
+        self._scheduler.finish(turn)
         job.handle._finish(completion)
+
+    def _persist(self, turn: Turn, done: Callable[[], None]) -> None:
+        """Have a turn's blocks written; `done` is called when that has ended."""
+        if self._cold is None:
+            done()
+        else:
+            self._cold.remember(turn, done)
 
     def _completion(self, job: Job) -> Completion:
         turn, output = job.turn, job.output
@@ -208,7 +278,12 @@ class Loop:
             text=output.text,
             tokens=tuple(output.tokens),
             finish_reason=output.finish_reason,
-            usage=Usage(turn.num_prompt_tokens, len(output.tokens), turn.cached_tokens),
+            usage=Usage(
+                turn.num_prompt_tokens,
+                len(output.tokens),
+                turn.cached_tokens,
+                turn.restored_tokens,
+            ),
             cache_report=self._cache_report(turn),
             timings=Timings(
                 queue_ms=(job.admitted_at - start) * 1e3,
@@ -219,16 +294,23 @@ class Loop:
         )
 
     def _cache_report(self, turn: Turn) -> CacheReport:
-        hot = turn.cached_tokens or 0
+        cached, restored = turn.cached_tokens or 0, turn.restored_tokens
         size = self._core.info.settings.cache.paged_block_size
-        complete = hot >= (turn.num_prompt_tokens - 1) // size * size
-        miss = None if complete else "no_block"
+        complete = cached >= (turn.num_prompt_tokens - 1) // size * size
+        miss = None if complete else turn.miss or "no_block"
         if self._core.info.lane == "flat":
             miss = "no_cache"
-        return CacheReport(hot, turn.num_prompt_tokens - hot, miss, turn.preemptions)
+        return CacheReport(
+            hot_tokens=cached - restored,
+            restored_tokens=restored,
+            computed_tokens=turn.num_prompt_tokens - cached,
+            miss=miss,
+            preemptions=turn.preemptions,
+        )
 
     def _fail(self, job: Job, error: BaseException) -> None:
         del self._jobs[job.turn.id]
+        self._core.journal.forget(job.turn.id)
         self._scheduler.finish(job.turn)
         job.handle._fail(error)
 
@@ -242,6 +324,11 @@ class Loop:
         for job in list(self._jobs.values()):
             if job.turn.status is TurnStatus.RUNNING or job.turn.num_in_flight:
                 self._fail(job, _as_neve_error(error))
+        self._scheduler.requeue_restoring()
+
+
+def _nothing() -> None:
+    """Do nothing."""
 
 
 def _as_neve_error(error: Exception) -> Exception:

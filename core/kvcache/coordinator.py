@@ -6,7 +6,7 @@ from collections import Counter, abc
 
 from ..contract.cache_spec import CacheLayout
 from ..errors import CacheMisuseError
-from ..ids import SHARED_DOMAIN, SaltDomain, SequenceId
+from ..ids import SHARED_DOMAIN, BlockId, SaltDomain, SequenceId
 from .block_allocator import BlockAllocator
 from .block_identity import ExtraKeys, PrefixChain
 from .block_table import BlockTable, blocks_for
@@ -144,6 +144,20 @@ class Coordinator:
         while awaited < limit and chain.hashes[awaited] in self._pending:
             awaited += 1
         return PrefixHit(held * size, blocks, awaited * size)
+
+    def find_blocks(self, chain: PrefixChain, first: int, count: int) -> list[BlockId]:
+        """Return the ids of published blocks `[first, first + count)` of a chain.
+
+        Of the first group; up to the first block that is not held any more. Changes nothing.
+        """
+        found: list[BlockId] = []
+        part = slice(first, first + count)
+        for digest, identity in zip(chain.hashes[part], chain.identities[part], strict=True):
+            block = self.groups[0].allocator.lookup(digest, identity)
+            if block is None:
+                break
+            found.append(block.id)
+        return found
 
     def attach(self, sequence: Sequence, hit: PrefixHit) -> None:
         """Take references to the hit's blocks and begin behind them.

@@ -159,6 +159,16 @@ class FlatCoordinator:
             raise CacheMisuseError("commit", f"only {sequence.cursor} positions are reserved")
         sequence.frontier += n
 
+    def rollback(self, sequence: FlatSequence, n: int) -> None:
+        """Move the cursor back, to the frontier at most.
+
+        Raises:
+            CacheMisuseError: It would pass the frontier.
+        """
+        if sequence.cursor - n < sequence.frontier:
+            raise CacheMisuseError("roll back", f"the frontier is at {sequence.frontier}")
+        sequence.cursor -= n
+
     def publish(self, sequence: FlatSequence) -> int:
         """Return 0: nothing is shared."""
         return 0

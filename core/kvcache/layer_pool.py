@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import mlx.core as mx
+import numpy as np
 
 from ..contract.cache_spec import FullAttention
 from ..metal.attention import gather_pages, scatter_tokens
@@ -85,12 +88,40 @@ class LayerPool:
             gather_pages(self._values[ordinal], tables),
         )
 
-    def read_block(self, block_id: int) -> list[tuple[mx.array, mx.array]]:
-        """Return one block of every layer, `([Hk, S, D], [Hk, S, Dv])`, in one evaluation."""
-        at = mx.array([block_id])
-        pages = [(k[at][0], v[at][0]) for k, v in zip(self._keys, self._values, strict=True)]
-        mx.eval(pages)
-        return pages
+    def read_blocks(self, block_ids: Sequence[int]) -> list[list[memoryview]]:
+        """Return the bytes of blocks, in one evaluation: per block, keys and values by layer.
+
+        Keys of a layer are `[Hk, S, D]`, values `[Hk, S, Dv]`, row-major, in the pool's dtype.
+        The bytes are copies and may go to other threads.
+        """
+        runs = _runs(block_ids)
+        # slices, since a gather of pages takes several times as long on a CPU
+        slices = [[_plain(array[a:b]) for a, b in runs] for array in self._by_layer()]
+        mx.eval(slices)
+        pages = [[page for part in parts for page in _bytes_of(part)] for parts in slices]
+        return [[page[i] for page in pages] for i in range(len(block_ids))]
+
+    def write_blocks(
+        self, block_ids: Sequence[int], blocks: Sequence[Sequence[memoryview]]
+    ) -> None:
+        """Write what `read_blocks` returned to blocks, lazily and in place.
+
+        The bytes are copied before this returns.
+        """
+        runs = _runs(block_ids)
+        for layer, array in enumerate(self._by_layer()):
+            # small enough to stay in a processor's cache while it is filled and copied
+            rows = np.stack([np.frombuffer(block[layer], np.uint8) for block in blocks])
+            pages = _array_of(rows, array.shape[1:], self._dtype)
+            done = 0
+            for begin, end in runs:
+                array[begin:end] = pages[done : done + end - begin]
+                done += end - begin
+
+    def _by_layer(self) -> list[mx.array]:
+        """Return keys and values of each layer in turn; do not keep them."""
+        pairs = zip(self._keys, self._values, strict=True)
+        return [array for pair in pairs for array in pair]
 
     def grow(self, num_blocks: int) -> None:
         """Enlarge every array to `num_blocks`; contents stay at their block ids.
@@ -110,3 +141,32 @@ class LayerPool:
                 mx.eval(arrays[i])
         self._num_blocks = num_blocks
         self.generation += 1
+
+
+def _runs(block_ids: Sequence[int]) -> list[tuple[int, int]]:
+    """Return the half-open runs of consecutive ids that a list consists of, in its order."""
+    runs: list[tuple[int, int]] = []
+    for block_id in block_ids:
+        if runs and runs[-1][1] == block_id:
+            runs[-1] = (runs[-1][0], block_id + 1)
+        else:
+            runs.append((block_id, block_id + 1))
+    return runs
+
+
+def _plain(array: mx.array) -> mx.array:
+    """Return an array's bits as numbers that every buffer protocol knows."""
+    return array.view(mx.uint16 if array.itemsize == 2 else mx.uint32)
+
+
+def _bytes_of(array: mx.array) -> list[memoryview]:
+    """Return the bytes of each row of an evaluated array, copied."""
+    data = memoryview(np.array(array).data).cast("B")
+    size = data.nbytes // array.shape[0]
+    return [data[i * size : (i + 1) * size] for i in range(array.shape[0])]
+
+
+def _array_of(rows: np.ndarray, shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
+    """Return an array `[B, *shape]` of `dtype` whose rows have these bytes; copied."""
+    plain = rows.view(np.uint16 if dtype.size == 2 else np.uint32)
+    return mx.array(plain).view(dtype).reshape(-1, *shape)

@@ -80,6 +80,10 @@ class CachePort(Protocol):
         """Move the frontier."""
         ...
 
+    def rollback(self, sequence: Any, n: int) -> None:
+        """Move the cursor back."""
+        ...
+
     def publish(self, sequence: Any) -> int:
         """Offer full committed blocks to others; return how many are new."""
         ...

@@ -18,6 +18,7 @@ from ..log import get_logger
 from ..settings import SchedulerSettings
 from .attempt import Attempt
 from .cache_port import CachePort
+from .cold_port import ColdPort
 from .plan import PlannedRow, StepPlan
 from .preemption import choose_victim
 from .queue import WaitingQueue
@@ -40,6 +41,8 @@ class Scheduler:
         max_context: int,
         block_size: int,
         row_exact: bool = False,
+        counters: SchedulerCounters | None = None,
+        cold: ColdPort | None = None,
     ) -> None:
         """Make an empty scheduler.
 
@@ -50,8 +53,13 @@ class Scheduler:
             block_size: Tokens of a block.
             row_exact: Prefill is cut at pinned breaks only, never by the budget, so that a
                 turn's slices do not depend on its neighbours.
+            counters: Counts to add to, when others add to them too.
+            cold: Prefixes on disk; None without a cold tier.
         """
-        self.counters = SchedulerCounters()
+        self.counters = counters or SchedulerCounters()
+        self._cold = cold
+        # admitted, their blocks charged, and not yet running: what they hold is being read
+        self._restoring: list[Turn] = []
         self._settings = settings
         self._cache = cache
         self._max_context = max_context
@@ -91,6 +99,7 @@ class Scheduler:
         self._deferred.pop(turn.id, None)
         if turn in self._running:
             self._running.remove(turn)
+        self._stop_restoring(turn)
         self._release(turn)
         self.counters.completed += 1
 
@@ -102,18 +111,25 @@ class Scheduler:
     @property
     def turns(self) -> Sequence[Turn]:
         """Every turn that is not finished, running ones first."""
-        return [*self._running, *self._waiting]
+        return [*self._running, *self._restoring, *self._waiting]
 
     @property
     def is_idle(self) -> bool:
-        """Whether there is nothing to run."""
-        return not self._running and not len(self._waiting)
+        """Whether there is nothing to run and nothing to wait for."""
+        return not self._running and not self._restoring and not len(self._waiting)
+
+    @property
+    def only_restores(self) -> bool:
+        """Whether nothing can be computed before the disk has answered."""
+        return bool(self._restoring) and not self._running
 
     # -- deciding --------------------------------------------------------------------------
 
     def plan(self) -> StepPlan:
         """Return the rows of the next step and reserve their positions."""
         attempt = Attempt(self._settings.max_batched_tokens)
+        for turn in list(self._restoring):
+            self._advance_restore(turn)
         # copies: a preemption shortens the list while it is walked
         for turn in list(self._running):
             if turn.wants_decode:
@@ -169,10 +185,11 @@ class Scheduler:
 
     def _make_room(self, turn: Turn, attempt: Attempt) -> bool:
         """Preempt one turn; True if `turn` may try again."""
-        if len(self._running) == 1:
+        others = [*self._running, *self._restoring]
+        if len(others) == 1:
             attempt.starved.append(turn)
             return False
-        victim = choose_victim(self._running)
+        victim = choose_victim(sorted(others, key=lambda t: t.id))
         self._preempt(victim)
         attempt.drop(victim)
         attempt.preempted.append(victim)
@@ -181,16 +198,26 @@ class Scheduler:
     def _preempt(self, turn: Turn) -> None:
         """Take a turn's blocks; what is full and committed stays to be hit again."""
         self._cache.publish(turn.sequence)
+        turn.spilled = turn.status is TurnStatus.RUNNING and self._spill(turn)
+        self._stop_restoring(turn)
         self._release(turn)
-        self._running.remove(turn)
+        if turn in self._running:
+            self._running.remove(turn)
         turn.move(TurnStatus.PREEMPTED)
         turn.preemptions += 1
         # a whole block of progress, or the victim of now would be the victim of the next step
         turn.protected_until = len(turn.tokens) + self._block_size
         self._waiting.push_front(turn)
         self.counters.preemptions += 1
-        self.counters.preemptions_recompute += 1
-        self._log.info("scheduler.turn.preempted", turn=turn.id, tokens=len(turn.tokens))
+        self.counters.preemptions_ssd += turn.spilled
+        self.counters.preemptions_recompute += not turn.spilled
+        mode = "spill" if turn.spilled else "recompute"
+        self._log.info(
+            "scheduler.turn.preempted", turn=turn.id, tokens=len(turn.tokens), mode=mode
+        )
+
+    def _spill(self, turn: Turn) -> bool:
+        return self._cold is not None and self._cold.spill(turn)
 
     # -- admission -------------------------------------------------------------------------
 
@@ -201,7 +228,8 @@ class Scheduler:
         compute the same blocks a second time.
         """
         for turn in self._waiting:
-            if len(self._running) >= self._settings.max_num_seqs or attempt.budget < 1:
+            admitted = len(self._running) + len(self._restoring)
+            if admitted >= self._settings.max_num_seqs or attempt.budget < 1:
                 return
             if turn.num_in_flight:
                 return  # preempted in this very step: its last token has not been read
@@ -226,20 +254,69 @@ class Scheduler:
         if needed + self._watermark() > self._cache.available_beside(hit):
             self.counters.admission_deferred_blocks += 1
             return False
+        extension = self._cold.propose(turn, hit.length) if self._cold else 0
         self._cache.attach(turn.sequence, hit)
-        self._start(turn, hit.length)
+        self._waiting.remove(turn)
+        self._deferred.pop(turn.id, None)
+        self.counters.admitted += 1
+        if extension and self._begin_restore(turn, extension):
+            return True
+        self._start(turn)
         self._plan_admitted(turn, attempt)
         return True
 
-    def _start(self, turn: Turn, hit_length: int) -> None:
-        self._waiting.remove(turn)
-        self._deferred.pop(turn.id, None)
+    def _start(self, turn: Turn) -> None:
+        """Let a turn run from what its sequence holds."""
         turn.move(TurnStatus.RUNNING)
-        turn.grid_origin = hit_length
+        turn.grid_origin = turn.sequence.frontier
         if turn.cached_tokens is None:
-            turn.cached_tokens = hit_length
+            turn.cached_tokens = turn.sequence.frontier
         bisect.insort(self._running, turn, key=lambda t: t.id)
-        self.counters.admitted += 1
+
+    # -- restores --------------------------------------------------------------------------
+
+    def _begin_restore(self, turn: Turn, num_tokens: int) -> bool:
+        """Reserve what will be restored and leave the rest to the disk; False without room."""
+        assert self._cold is not None
+        try:
+            self._cache.reserve(turn.sequence, num_tokens)
+        except CacheExhaustedError:
+            self._cold.cancel(turn)
+            return False
+        turn.move(TurnStatus.WAITING_FOR_SSD)
+        self._restoring.append(turn)
+        self._cold.begin(turn)
+        self.counters.ssd_restores += 1
+        return True
+
+    def _advance_restore(self, turn: Turn) -> None:
+        """Commit what has arrived; when nothing more will, compute the rest."""
+        assert self._cold is not None
+        progress = self._cold.advance(turn, idle=not self._running)
+        self._cache.commit(turn.sequence, progress.num_tokens)
+        self._cache.publish(turn.sequence)
+        if turn.cached_tokens is None:
+            turn.restored_tokens += progress.num_tokens
+        if progress.done:
+            self._cache.rollback(turn.sequence, turn.sequence.cursor - turn.sequence.frontier)
+            self._restoring.remove(turn)
+            self._start(turn)
+
+    def requeue_restoring(self) -> None:
+        """Send every turn that waits for the disk back: what was written for it is lost."""
+        for turn in list(self._restoring):
+            self._stop_restoring(turn)
+            self._release(turn)
+            turn.move(TurnStatus.PREEMPTED)
+            self._waiting.push_front(turn)
+
+    def _stop_restoring(self, turn: Turn) -> None:
+        if turn in self._restoring:
+            assert self._cold is not None
+            self._restoring.remove(turn)
+            self._cold.cancel(turn)
+            if turn.cached_tokens is None:
+                turn.restored_tokens = 0  # what is left of them will be found in memory
 
     def _plan_admitted(self, turn: Turn, attempt: Attempt) -> None:
         (self._plan_decode if turn.wants_decode else self._plan_prefill)(turn, attempt)
@@ -257,12 +334,12 @@ class Scheduler:
             return 0
         return sum(
             max(0, self._cache.blocks_for(len(t.tokens)) - self._cache.blocks_held(t.sequence))
-            for t in self._running
+            for t in (*self._running, *self._restoring)
         )
 
     def _watermark(self) -> int:
         """Return the blocks kept free while others run; nothing is kept from a lone turn."""
-        if not self._running:
+        if not self._running and not self._restoring:
             return 0
         return int(self._settings.watermark_fraction * self._cache.max_usable_blocks)
 
@@ -309,6 +386,7 @@ class Scheduler:
         return SchedulerStats(
             **counters,
             running=len(self._running),
+            ssd_restore_waiting=len(self._restoring),
             waiting=len(self._waiting),
             block_capacity=self._cache.max_usable_blocks,
             block_available=self._cache.num_available,

@@ -23,6 +23,11 @@ class SchedulerStats:
         rows_alloc_evicted: Rows that made no progress in a step for want of a block.
         preemptions: Turns whose blocks were taken.
         preemptions_recompute: Those that will recompute what the cache cannot give back.
+        preemptions_ssd: Those whose blocks were written to the cold tier first.
+        ssd_restores: Admissions that waited for the disk.
+        ssd_restore_bytes: Bytes that they restored.
+        ssd_restore_wait_ms: Time that they waited together, in milliseconds.
+        ssd_restore_waiting: Turns that wait for it now.
         running: Turns in the running set.
         waiting: Turns in the queue.
         block_capacity: Blocks that sequences may ever hold together.
@@ -42,6 +47,11 @@ class SchedulerStats:
     rows_alloc_evicted: int
     preemptions: int
     preemptions_recompute: int
+    preemptions_ssd: int
+    ssd_restores: int
+    ssd_restore_bytes: int
+    ssd_restore_wait_ms: float
+    ssd_restore_waiting: int
     running: int
     waiting: int
     block_capacity: int
@@ -65,6 +75,10 @@ class SchedulerCounters:
     rows_alloc_evicted: int = 0
     preemptions: int = 0
     preemptions_recompute: int = 0
+    preemptions_ssd: int = 0
+    ssd_restores: int = 0
+    ssd_restore_bytes: int = 0
+    ssd_restore_wait_ms: float = 0.0
 
     def count_step(self, plan: StepPlan) -> None:
         """Count a step that has rows."""

@@ -16,15 +16,23 @@ class TurnStatus(enum.Enum):
     """Where a turn is."""
 
     WAITING = "waiting"
+    WAITING_FOR_SSD = "waiting_for_ssd"
     RUNNING = "running"
     PREEMPTED = "preempted"
     FINISHED = "finished"
 
 
 MOVES: Mapping[TurnStatus, frozenset[TurnStatus]] = {
-    TurnStatus.WAITING: frozenset({TurnStatus.RUNNING, TurnStatus.FINISHED}),
+    TurnStatus.WAITING: frozenset(
+        {TurnStatus.WAITING_FOR_SSD, TurnStatus.RUNNING, TurnStatus.FINISHED}
+    ),
+    TurnStatus.WAITING_FOR_SSD: frozenset(
+        {TurnStatus.RUNNING, TurnStatus.PREEMPTED, TurnStatus.FINISHED}
+    ),
     TurnStatus.RUNNING: frozenset({TurnStatus.PREEMPTED, TurnStatus.FINISHED}),
-    TurnStatus.PREEMPTED: frozenset({TurnStatus.RUNNING, TurnStatus.FINISHED}),
+    TurnStatus.PREEMPTED: frozenset(
+        {TurnStatus.WAITING_FOR_SSD, TurnStatus.RUNNING, TurnStatus.FINISHED}
+    ),
     TurnStatus.FINISHED: frozenset(),
 }
 """Status -> statuses that may follow it."""
@@ -51,8 +59,12 @@ class Turn:
         grid_origin: Position from which the grid of prefill breaks counts.
         num_in_flight: Sampled tokens that have not been read: 0 or 1 when a step is planned,
             2 for the moment between its planning and the settling of the step before.
-        cached_tokens: Prompt tokens found in the cache at first admission; None before it.
+        cached_tokens: Prompt tokens found in the cache at first admission, in memory or on
+            disk; None before it.
+        restored_tokens: Those of them that came from disk.
+        miss: What the cold tier said about the rest of the prefix at first admission.
         preemptions: How often its blocks were taken.
+        spilled: Whether they were written to disk before, the last time.
         protected_until: It is not chosen as a victim before it has this many known tokens.
     """
 
@@ -66,7 +78,10 @@ class Turn:
     grid_origin: int = attrs.field(init=False, default=0)
     num_in_flight: int = attrs.field(init=False, default=0)
     cached_tokens: int | None = attrs.field(init=False, default=None)
+    restored_tokens: int = attrs.field(init=False, default=0)
+    miss: str | None = attrs.field(init=False, default=None)
     preemptions: int = attrs.field(init=False, default=0)
+    spilled: bool = attrs.field(init=False, default=False)
     protected_until: int = attrs.field(init=False, default=0)
 
     def __attrs_post_init__(self) -> None:

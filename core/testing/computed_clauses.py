@@ -10,6 +10,7 @@ import attrs
 import numpy as np
 import pytest
 
+from ..certification import CASES, run_case
 from ..checkpoint.quantization import Mode
 from ..engine.completion import Completion
 from ..model import Model
@@ -26,7 +27,7 @@ from .parity import (
 )
 from .prompts import mixed_prompts
 from .quantise import quantise_checkpoint
-from .subject import Subject
+from .subject import CACHE_TOKENS, Subject
 
 NUM_TOKENS = 24
 """Length of an answer, where no golden gives one."""
@@ -172,6 +173,21 @@ class ComputedClauses:
 
         assert preemptions > 0
         assert tokens(answers) == tokens(alone) * (len(crowd) // len(short))
+
+    def test_restored_equals_computed(self, subject: Subject, model: Model) -> None:
+        """TG-1: a fresh instance answers from disk as one that computes, and does restore."""
+        eligibility = subject.family.cold_restore_eligibility(model.info.config)
+        if not eligibility.eligible:
+            pytest.skip(eligibility.reason)
+        settings = {
+            "dtype": "float32",
+            "paged_cache_memory_mb": subject.cache_mb(CACHE_TOKENS),
+        }
+        for case in CASES:
+            report = run_case(subject.path, case, max_tokens=NUM_TOKENS, settings=settings)
+            print(report.describe())  # noqa: T201  shown before it is judged
+
+            assert report.failures() == []
 
     @pytest.mark.parametrize("prefill_chunk_size", [7, 64])
     def test_chunked_equals_whole(

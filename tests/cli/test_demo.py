@@ -6,9 +6,11 @@ import sys
 from importlib.machinery import ModuleSpec
 
 import pytest
+from rich.console import Console
 
 from neve.cli import demo
 from neve.cli.demo import default_model
+from neve.cli.demo_restart import restart_act
 
 
 def test_default_model_is_found_without_importing_its_package(monkeypatch, tmp_path):
@@ -39,9 +41,20 @@ def test_acts_follow_a_head(run_loaded, monkeypatch):
     acts = "neve.cli.demo_acts."
     for name in ("stream_act", "prefix_act", "batch_act"):
         monkeypatch.setattr(acts + name, lambda _, out, name=name: out.print(name))
+    last = "neve.cli.demo_restart.restart_act"
+    monkeypatch.setattr(last, lambda _, out: out.print("restart_act"))
     done = run_loaded("demo", "somewhere/model.gguf")
     name, engine, _, *played = done.stdout.splitlines()
 
     assert (done.exit_code, name) == (0, "model.gguf")
     assert "float32 on the CPU" in engine
-    assert played[-3:] == ["stream_act", "prefix_act", "batch_act"]
+    assert played[-4:] == ["stream_act", "prefix_act", "batch_act", "restart_act"]
+
+
+@pytest.mark.mlx
+def test_the_last_act_restores_in_a_new_process(model):
+    """CT-1, UX-2: a second process finds the first one's prefix on disk, and sooner."""
+    figures = restart_act(model.info, Console(quiet=True))
+
+    assert 0 < figures.restored_tokens < figures.prompt_tokens
+    assert figures.prompt_tokens - figures.restored_tokens <= 48

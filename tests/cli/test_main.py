@@ -11,7 +11,7 @@ import pytest
 from neve.cli.main import main
 from neve.errors import CheckpointError, RequestError, SettingsError
 
-COMMANDS = ["bench", "chat", "demo", "doctor", "families", "generate"]
+COMMANDS = ["bench", "cache", "certify", "chat", "demo", "doctor", "families", "generate"]
 
 
 def python(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -16,7 +16,7 @@ def make_completion(num_tokens: int = 11, finish_reason: FinishReason = "stop"):
         tokens=(1,) * num_tokens,
         finish_reason=finish_reason,
         usage=Usage(20, num_tokens, 16),
-        cache_report=CacheReport(16, 4, None, 0),
+        cache_report=CacheReport(16, 0, 4, None, 0),
         timings=Timings(0.0, 100.0, 600.0),
     )
 

@@ -4,38 +4,63 @@ from typing import Any
 
 import attrs
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from neve.contract.sidecar import SidecarLayout, SidecarPolicy
+from neve.coldtier.keys import ColdGroup
+from neve.contract.sidecar import (
+    SIDECAR_GROUPS,
+    SidecarLayout,
+    SidecarPolicy,
+    SidecarTensor,
+)
 
 WINDOW = 512
-LAYOUT = SidecarLayout(num_layers=3, tensors_per_layer=2, dims=(4, WINDOW, 8), itemsize=2)
+KEYS = SidecarTensor("keys", (4, WINDOW, 8), "bfloat16")
+LAYOUT = SidecarLayout(3, [KEYS, attrs.evolve(KEYS, name="values")])
 SCALED = SidecarPolicy("sliding_window", LAYOUT, scaled_axis=1)
+MAMBA = SidecarLayout(
+    23,
+    [
+        SidecarTensor("conv", (3, 6144), "bfloat16"),
+        SidecarTensor("ssm", (64, 64, 128), "float32"),
+    ],
+)
 
 
-@settings(deadline=None)
+def test_the_groups_are_those_of_the_cold_tier() -> None:
+    """SD-2: a policy can name each group of cold objects but that of the blocks."""
+    assert {group.value for group in ColdGroup} - {"kv"} == SIDECAR_GROUPS
+
+
+def test_a_layer_keeps_tensors_of_different_kinds() -> None:
+    """SD-3: a Mamba-2 layer keeps a bf16 convolution and an f32 state, counted exactly."""
+    layer_bytes = 3 * 6144 * 2 + 64 * 64 * 128 * 4
+
+    assert [tensor.num_bytes for tensor in MAMBA.tensors] == [36864, 2097152]
+    assert (MAMBA.layer_bytes, MAMBA.num_bytes) == (layer_bytes, 23 * layer_bytes)
+
+
 @given(st.integers(WINDOW, 10 * WINDOW))
 def test_at_and_above_the_extent_the_layout_is_the_declared_one(boundary: int) -> None:
     """SD-2: a boundary-scaled layout is the identity at and above its window."""
     assert SCALED.expected_at(boundary) == LAYOUT
 
 
-@settings(deadline=None)
 @given(st.integers(1, WINDOW - 1))
 def test_below_the_extent_one_axis_follows_the_boundary(boundary: int) -> None:
     """SD-2: below the window the declared axis is the boundary; all else is frozen."""
-    expected = attrs.evolve(LAYOUT, dims=(4, boundary, 8))
+    keys = SidecarTensor("keys", (4, boundary, 8), "bfloat16")
+    expected = SidecarLayout(3, [keys, attrs.evolve(keys, name="values")])
 
     assert SCALED.expected_at(boundary) == expected
-    assert expected.tensor_bytes == 4 * boundary * 8 * 2
+    assert expected.layer_bytes == 2 * 4 * boundary * 8 * 2
 
 
-@settings(deadline=None)
 @given(st.integers(1, 10 * WINDOW))
 def test_without_a_scaled_axis_nothing_follows_the_boundary(boundary: int) -> None:
     """SD-2: a policy that scales no axis expects one layout everywhere."""
-    assert SidecarPolicy("conv_state", LAYOUT).expected_at(boundary) == LAYOUT
+    assert SidecarPolicy("ssm_state", MAMBA).expected_at(boundary) == MAMBA
 
 
 @pytest.mark.parametrize("boundary", [0, -16])
@@ -45,24 +70,56 @@ def test_a_boundary_is_positive(boundary: int) -> None:
         SCALED.expected_at(boundary)
 
 
-@pytest.mark.parametrize("axis", [-1, 3])
-def test_the_scaled_axis_exists(axis: int) -> None:
-    """SD-2: the declared axis is one of the layout's."""
-    with pytest.raises(ValueError, match=f"scaled_axis {axis}"):
-        SidecarPolicy("conv_state", LAYOUT, scaled_axis=axis)
+@pytest.mark.parametrize("axis", [-1, 2, 3])
+def test_the_scaled_axis_exists_in_every_tensor(axis: int) -> None:
+    """SD-2: the declared axis is one of each tensor's."""
+    with pytest.raises(ValueError, match=f"scaled_axis {axis} is no axis of"):
+        SidecarPolicy("ssm_state", MAMBA, scaled_axis=axis)
+
+
+def test_the_scaled_axis_has_one_extent() -> None:
+    """SD-2: one boundary cannot stand for two windows."""
+    with pytest.raises(ValueError, match=r"as long in every tensor, got \[3, 64\]"):
+        SidecarPolicy("ssm_state", MAMBA, scaled_axis=0)
+
+
+@pytest.mark.parametrize("group", ["kv", "", "Gdn_State"])
+def test_the_group_is_a_sidecars(group: str) -> None:
+    """SD-2: an unknown name space cannot be declared."""
+    with pytest.raises(ValueError, match="group"):
+        SidecarPolicy(group, LAYOUT)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("name", ""),
+        ("name", "Keys"),
+        ("name", "a.b"),
+        ("name", "keys\n"),
+        ("dims", ()),
+        ("dims", (4, 0)),
+        ("dims", (1,) * 9),
+        ("dtype", "float64"),
+        ("dtype", "BF16"),
+    ],
+)
+def test_a_tensor_is_named_and_not_empty(field: str, value: Any) -> None:
+    """SD-2: a tensor without name, extent or known dtype is refused; the error says which."""
+    with pytest.raises(ValueError, match=field):
+        attrs.evolve(KEYS, **{field: value})
 
 
 @pytest.mark.parametrize(
     ("field", "value"),
     [
         ("num_layers", 0),
-        ("tensors_per_layer", 0),
-        ("itemsize", 0),
-        ("dims", ()),
-        ("dims", (4, 0)),
+        ("tensors", ()),
+        ("tensors", [attrs.evolve(KEYS, name=f"t{i}") for i in range(17)]),
+        ("tensors", [KEYS, KEYS]),
     ],
 )
-def test_a_geometry_is_positive(field: str, value: Any) -> None:
-    """SD-2: an empty geometry cannot be declared; the error names the field."""
+def test_a_layout_has_1_to_16_tensors_a_layer(field: str, value: Any) -> None:
+    """SD-2: a layout without layers or tensors, or with two of one name, is refused."""
     with pytest.raises(ValueError, match=field):
         attrs.evolve(LAYOUT, **{field: value})

@@ -71,7 +71,7 @@ def forward(model: nn.Module, batch: StepBatch, context: ForwardContext) -> mx.a
 @hookimpl
 def cold_restore_eligibility(config: LlamaConfig | None) -> ColdEligibility:
     """Answer for the cold tier."""
-    return ColdEligibility(False, "the restart-parity gate has not been run for this family")
+    return ColdEligibility(True, "its blocks hold all that a prefix leaves behind")
 
 
 @hookimpl

@@ -12,6 +12,7 @@ import pytest
 
 import neve
 import neve_llama.plugin
+from neve.coldtier.allowlist import COLD_RESTORE_FAMILIES
 from neve.contract.errors import UnsupportedModelError
 from neve_llama.config import parse
 
@@ -47,9 +48,10 @@ def test_variants_are_refused(keys: dict[str, Any]):
         parse(MANDATORY | keys)
 
 
-def test_prefixes_stay_in_memory():
-    """FW-5: a stranger's family does not persist before it has passed the gate."""
-    assert not neve_llama.plugin.cold_restore_eligibility(None).eligible
+def test_it_says_yes_and_is_on_no_list():
+    """FW-5: a stranger's family says that it could persist, and has to earn that it may."""
+    assert neve_llama.plugin.cold_restore_eligibility(None).eligible
+    assert "llama" not in COLD_RESTORE_FAMILIES
 
 
 @pytest.mark.mlx

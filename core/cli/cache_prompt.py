@@ -1,0 +1,109 @@
+"""A prompt as a model would look it up on disk, found out without loading the model."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import click
+
+from .cache_options import progress_bar
+from .options import settings_option, verbose_option
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ..coldtier.explanation import Prefix
+    from ..coldtier.handle import ColdStoreHandle
+    from ..loading import Examined
+    from .options import F
+
+
+def prompt_options(command: F) -> F:
+    """Add to a command what decides which tokens a prompt stands for."""
+    for option in reversed(
+        (
+            click.option(
+                "--chat/--raw",
+                default=False,
+                help="Send PROMPT as a user's message, or as it stands [default: --raw].",
+            ),
+            click.option("--system", metavar="TEXT", help="System message; needs --chat."),
+            click.option("--salt", metavar="TEXT", help="The request's cache_salt."),
+            settings_option,
+            verbose_option,
+        )
+    ):
+        command = option(command)
+    return command
+
+
+@attrs.frozen(kw_only=True)
+class Asked:
+    """A prompt, and how it would be sent."""
+
+    prompt: str | None
+    chat: bool
+    system: str | None
+    salt: str | None
+
+    def __attrs_post_init__(self) -> None:
+        if self.system is not None and not self.chat:
+            raise click.UsageError("--system needs --chat: a raw prompt has no system message")
+
+    def text(self) -> str:
+        """Return the prompt, from stdin if it is - or missing."""
+        if self.prompt is not None and self.prompt != "-":
+            return self.prompt
+        if self.prompt is None and sys.stdin.isatty():
+            raise click.UsageError("there is no prompt: give one as PROMPT, or pipe it in")
+        try:
+            text = sys.stdin.buffer.read().decode()
+        except UnicodeDecodeError as error:
+            raise click.UsageError(f"the prompt on stdin is not UTF-8: {error}") from error
+        return text.removesuffix("\n").removesuffix("\r")
+
+
+def _tokens(examined: Examined, text: str, asked: Asked) -> list[int]:
+    tokenizer = examined.tokenizer()
+    if not asked.chat:
+        ids = tokenizer.encode(text)
+    else:
+        system = [] if asked.system is None else [{"role": "system", "content": asked.system}]
+        ids = tokenizer.encode_messages([*system, {"role": "user", "content": text}])
+    if not ids:
+        raise click.UsageError("the prompt is empty: at least one token is needed")
+    return ids
+
+
+def prefix_of(
+    store: ColdStoreHandle, model: str, settings: Mapping[str, Any], asked: Asked
+) -> Prefix:
+    """Return a prompt as the model in `model` would look it up; its weights are read once.
+
+    Raises:
+        NeveError: As `neve.load`, and SaltTooLongError.
+    """
+    from ..kvcache.block_identity import salt_domain
+    from ..metal import blas
+
+    blas.preload()  # before MLX is imported
+    from ..checkpoint.digest_memory import DigestMemory
+    from ..coldtier.explanation import Prefix
+    from ..coldtier.fingerprint import fingerprint
+    from ..loading import examine
+
+    salt, text = salt_domain(asked.salt), asked.text()
+    examined = examine(model, **settings)
+    subject, tokens = examined.subject, _tokens(examined, text, asked)
+    with progress_bar("identifying the weights") as progress:
+        weights = subject.weights.digest(DigestMemory(store.root / "digests.json"), progress)
+    assert weights is not None, "nobody cancels it"
+    return Prefix(
+        tokens=tokens,
+        fingerprint=fingerprint(subject.components(weights)),
+        block_size=subject.block_size,
+        policy=subject.family.build_sidecar_policy(subject.config),
+        salt=salt,
+    )

@@ -1,0 +1,122 @@
+"""The demo's last act: a prefix outlives the process that computed it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import click
+from rich.console import Console
+
+from ..certification import CASES, certify
+from ..coldtier.allowlist import COLD_RESTORE_FAMILIES
+from .demo_text import FIRST_TASK, SECOND_TASK, SYSTEM_PROMPT
+from .output import heading, milliseconds, table
+
+if TYPE_CHECKING:
+    from ..engine.core import ModelInfo
+
+_TASK_TOKENS = "24"
+
+
+@attrs.frozen
+class RestartFigures:
+    """One prompt prefix in two processes.
+
+    Attributes:
+        prompt_tokens: Tokens of the second process's prompt.
+        restored_tokens: Those that it found on disk.
+        cold_ms: Time to the first token in the first process.
+        warm_ms: The same in the second.
+    """
+
+    prompt_tokens: int
+    restored_tokens: int
+    cold_ms: float
+    warm_ms: float
+
+    @property
+    def speedup(self) -> float:
+        """How many times sooner the second one's first token came."""
+        return self.cold_ms / self.warm_ms
+
+
+def restart_act(info: ModelInfo, out: Console) -> RestartFigures:
+    """Ask in one process, end it, and ask in a new one."""
+    heading(out, 4, "The same system prompt in a new process")
+    with tempfile.TemporaryDirectory(prefix="neve-demo-") as folder:
+        environment = _environment(info, Path(folder))
+        _earn(info, Path(folder), out)
+        first, second = (
+            _ask(info.source, task, environment) for task in (FIRST_TASK, SECOND_TASK)
+        )
+    usage = second["usage"]
+    figures = RestartFigures(
+        usage["prompt_tokens"],
+        usage["restored_tokens"],
+        first["timings"]["ttft_ms"],
+        second["timings"]["ttft_ms"],
+    )
+    shown = table("process", "request", "prompt", "from disk", "first token after")
+    for name, task, answer in (("first", FIRST_TASK, first), ("second", SECOND_TASK, second)):
+        tokens = answer["usage"]
+        shown.add_row(
+            name,
+            task,
+            f"{tokens['prompt_tokens']} tokens",
+            f"{tokens['restored_tokens']}",
+            milliseconds(answer["timings"]["ttft_ms"]),
+        )
+    out.print(shown)
+    out.print(
+        f"\nThe second process found {figures.restored_tokens} of its "
+        f"{figures.prompt_tokens} prompt tokens on disk, so its first token came "
+        f"{figures.speedup:.0f} times sooner than the first one's."
+    )
+    return figures
+
+
+def _environment(info: ModelInfo, folder: Path) -> dict[str, str]:
+    return {
+        **os.environ,
+        "MLX_PERSIST_PAGED_CACHE": "1",
+        "MLX_COLD_CACHE_DIR": str(folder),
+        "MLX_COLD_EVIDENCE_DIR": str(folder),
+        "MLX_COLD_CERTIFIED_FAMILIES": info.family.name,
+    }
+
+
+def _earn(info: ModelInfo, folder: Path, out: Console) -> None:
+    """Run the restart-parity gate for a family that neve does not list."""
+    if info.model_type in COLD_RESTORE_FAMILIES:
+        return
+    out.print(
+        f"neve's own list does not name the family {info.family.name}: it has to earn the "
+        "right first, by answering from disk as it answers without.",
+        style="dim",
+    )
+    certify(
+        info.source,
+        cases=CASES[1:],
+        max_tokens=16,
+        cold_evidence_dir=str(folder),
+        paged_cache_memory_mb=info.settings.cache.paged_cache_memory_mb or 256,
+    )
+
+
+def _ask(source: str, task: str, environment: dict[str, str]) -> dict[str, Any]:
+    """Answer in a process of its own."""
+    command = [sys.executable, "-m", "neve.cli.main", "generate", source, task, "--json"]
+    options = ["--chat", "--system", SYSTEM_PROMPT, "--max-tokens", _TASK_TOKENS]
+    done = subprocess.run(  # noqa: S603  this very program, with arguments of our own
+        [*command, *options], env=environment, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise click.ClickException(f"the process that was to answer failed: {done.stderr}")
+    return json.loads(done.stdout)

@@ -1,0 +1,312 @@
+"""A store as one model uses it: its names, its layout, its threads and its counts."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import attrs
+
+from ..contract.sidecar import SidecarPolicy
+from ..ids import SHARED_DOMAIN, ColdKey, Fingerprint, SaltDomain
+from .capture import STAMP_STEP_NS, BlockSource, Capture, CaptureBudget, StateOffer, StopReason
+from .cost import CostModel
+from .keys import ColdChain, ColdGroup, ObjectName
+from .object_format import (
+    KvGeometry,
+    decode,
+    decode_block,
+    encode,
+    encode_tokens,
+    kv_layout,
+    sidecar_layout,
+)
+from .reader import ColdReader, ReadRequest, Ticket, max_ready
+from .stats import ColdCacheStats, ColdSidecarStats, Counters
+from .store import ColdStore, WriteOutcome
+from .walk import Backing, RestorePlan, plan_restore
+from .writer import ColdWriter, WriteJob
+
+MAX_REMEMBERED_ENDS = 4096
+
+_CAUSES: Mapping[StopReason | None, str] = {
+    StopReason.BUDGET: "budget",
+    StopReason.DEADLINE: "budget",
+    StopReason.REFUSED: "quota",
+}
+
+
+class ColdTier:
+    """The cold tier of one loaded model. Owned by the engine thread, but for `identify`.
+
+    Attributes:
+        counters: What was counted.
+        cost: What reading and computing take.
+        policy: Which state belongs to a prefix; None for a family that keeps all in blocks.
+    """
+
+    def __init__(
+        self,
+        store: ColdStore,
+        geometry: KvGeometry,
+        budget: CaptureBudget,
+        *,
+        policy: SidecarPolicy | None = None,
+    ) -> None:
+        """Open a store for a model; nothing is read or written before `identify`.
+
+        Args:
+            store: The store; closed with the tier.
+            geometry: Of the model's blocks.
+            budget: What a turn may cost.
+            policy: Of the model's family.
+        """
+        self.counters: Counters = store.counters
+        self.policy = policy
+        self._store = store
+        self._layout = kv_layout(geometry)
+        self._block_size = geometry.block_size
+        self._budget = budget
+        self._fingerprint: Fingerprint | None = None
+        self._writer = ColdWriter(store, store.counters)
+        self._reader = ColdReader(store)
+        # where a walk of this process ended, and why: the cause of the next miss there
+        self._ends: OrderedDict[ColdKey, str] = OrderedDict()
+        self.cost = CostModel(self._layout.payload_bytes)
+
+    def identify(self, fingerprint: Fingerprint) -> None:
+        """Say which model it is; from then on its objects can be named. Any thread."""
+        self._fingerprint = fingerprint
+
+    @property
+    def fingerprint(self) -> Fingerprint | None:
+        """The model's fingerprint; None until it is known."""
+        return self._fingerprint
+
+    def chain(
+        self, salt: SaltDomain, extra_keys: Sequence[Sequence[int]] = ()
+    ) -> ColdChain | None:
+        """Return an empty chain of names; None while the fingerprint is not known."""
+        if self._fingerprint is None:
+            return None
+        return ColdChain(self._fingerprint, self._block_size, salt, extra_keys)
+
+    # -- restore ---------------------------------------------------------------------------
+
+    def plan(
+        self,
+        chain: ColdChain,
+        tokens: Sequence[int],
+        first: int,
+        limit: int,
+        salt: SaltDomain = SHARED_DOMAIN,
+    ) -> RestorePlan:
+        """Return which blocks can be read, and why not more; see `plan_restore`.
+
+        A restore that would take longer than to compute is declined, and counted.
+        """
+        plan = plan_restore(
+            self._store, chain, tokens, first, limit, policy=self.policy, salt=salt
+        )
+        if plan.cause == "no_block" and plan.end < len(chain.blocks):
+            known = self._ends.get(chain.blocks[plan.end].key, plan.cause)
+            plan = attrs.evolve(plan, cause=known)
+        declined = plan.num_blocks > 0 and not self.cost.restore_pays(
+            plan.num_blocks, plan.num_blocks * self._block_size
+        )
+        unbacked = plan.num_blocks == 0 and plan.cause == "no_sidecar"
+        if declined:
+            plan = RestorePlan(first, first, (), "declined")
+        if declined or unbacked:
+            self.counters.add(restore_declines=1)
+        elif plan.num_blocks == 0 and plan.cause is not None:
+            self.counters.add(misses=1)
+        return plan
+
+    def begin(self, plan: RestorePlan, chain: ColdChain, tokens: Sequence[int]) -> Ticket:
+        """Have the plan's blocks read, and note that its chain is in use."""
+        stamp_ns = time.time_ns()
+        self._store.touch(chain.blocks[: plan.end], stamp_ns)
+        for backing in plan.backings[:1]:
+            self._store.touch([backing.name], _state_stamp(stamp_ns, backing.num_blocks))
+        ticket = Ticket(
+            [self._block_request(chain.blocks[i], tokens, i) for i in range(*_span(plan))],
+            [self._sidecar_request(plan.first, backing) for backing in plan.backings],
+            max_ready(self._layout.max_bytes),
+        )
+        self._reader.submit(ticket)
+        return ticket
+
+    def _block_request(self, name: ObjectName, tokens: Sequence[int], i: int) -> ReadRequest:
+        assert self._fingerprint is not None
+        size = self._block_size
+        block = tuple(tokens[i * size : (i + 1) * size])
+        check: Callable[..., Any] = partial(
+            decode_block,
+            name=name,
+            fingerprint=self._fingerprint,
+            layout=self._layout,
+            tokens=block,
+        )
+        return ReadRequest(name, self._layout.max_bytes, check)
+
+    def _sidecar_request(self, first: int, backing: Backing) -> ReadRequest:
+        assert self.policy is not None
+        assert self._fingerprint is not None
+        boundary = backing.num_blocks * self._block_size
+        group = ColdGroup(self.policy.group)
+        layout = sidecar_layout(group, self.policy.expected_at(boundary), boundary)
+        check: Callable[..., Any] = partial(
+            decode, name=backing.name, fingerprint=self._fingerprint, layout=layout
+        )
+        return ReadRequest(backing.name, layout.max_bytes, check, backing.num_blocks - first)
+
+    @property
+    def reader(self) -> ColdReader:
+        """The thread that fills tickets."""
+        return self._reader
+
+    def count_restored(self, num_blocks: int) -> None:
+        """Count blocks that were published."""
+        self.counters.add(
+            hits=num_blocks, bytes_restored=num_blocks * self._layout.payload_bytes
+        )
+
+    # -- capture ---------------------------------------------------------------------------
+
+    def capture(
+        self, chain: ColdChain, tokens: Sequence[int], num_blocks: int, source: BlockSource
+    ) -> Capture:
+        """Return a walk over the first `num_blocks` blocks of a chain, not begun yet."""
+        chain.extend(tokens, num_blocks)
+        names, stamp_ns = chain.blocks[:num_blocks], time.time_ns()
+        self._store.touch(names, stamp_ns)
+
+        def encoder(index: int, pages: list[memoryview]) -> Callable[[], Any]:
+            block = tokens[index * self._block_size : (index + 1) * self._block_size]
+            return self._encoder(names[index], [encode_tokens(block), *pages])
+
+        refusals = self._writer.num_refusals
+        return Capture(names, source, encoder, self._budget, stamp_ns, refusals)
+
+    def _encoder(self, name: ObjectName, payload: list[Any]) -> Callable[[], Any]:
+        assert self._fingerprint is not None
+        return partial(encode, name, self._fingerprint, self._layout, payload)
+
+    def advance(self, capture: Capture, max_blocks: int) -> None:
+        """Write on; see `Capture.advance`. A store that refuses ends the walk."""
+        if self._writer.num_refusals != capture.refusals:
+            capture.stop = StopReason.REFUSED
+        if capture.stop is None:
+            capture.advance(self._store, self._writer, max_blocks)
+        if capture.stop is not None:
+            self._remember_end(capture)
+
+    def _remember_end(self, capture: Capture) -> None:
+        """Note why there is no more of a chain; where it goes on now is no end any longer."""
+        cause, reach = _CAUSES.get(capture.stop), capture.reach
+        # what the store has refused was handed to the writer before, and counts as reached
+        first = 0 if capture.stop is StopReason.REFUSED else reach
+        for index, name in enumerate(capture.names[: reach + 1]):
+            self._ends.pop(name.key, None)
+            if cause is not None and index >= first:
+                self._ends[name.key] = cause
+        while len(self._ends) > MAX_REMEMBERED_ENDS:
+            self._ends.popitem(last=False)
+
+    def offer_state(
+        self,
+        chain: ColdChain,
+        tokens: Sequence[int],
+        capture: Capture,
+        state: StateOffer | None,
+        deadline: float,
+    ) -> str:
+        """Write a turn's out-of-pool state behind its blocks.
+
+        Args:
+            chain: The turn's names.
+            tokens: Its tokens.
+            capture: Its walk, ended.
+            state: The state at the deepest boundary that the walk reached.
+            deadline: When to give up on the writer, on the clock of `time.monotonic`.
+
+        Returns:
+            What became of it, for the trace.
+        """
+        self.counters.add_sidecar(capture_reached=1)
+        if capture.reach == 0:
+            self.counters.add_sidecar(chain_empty=1)
+            return "chain_empty"
+        if state is None or self.policy is None or state.num_blocks > capture.reach:
+            self.counters.add_sidecar(boundary_skips=1)
+            return "no_boundary"
+        boundary = state.num_blocks * self._block_size
+        name = chain.sidecar(ColdGroup(self.policy.group), tokens, boundary)
+        stamp_ns = _state_stamp(capture.stamp_ns, state.num_blocks)
+        if self._store.contains(name):
+            self._store.touch([name], stamp_ns)
+            self.counters.add_sidecar(already_persisted=1)
+            return "already_persisted"
+        if state.layout != self.policy.expected_at(boundary):
+            self.counters.add_sidecar(boundary_skips=1)
+            return "wrong_layout"
+        job = self._state_job(name, state, boundary, stamp_ns)
+        return "enqueued" if self._writer.offer_before(job, deadline) else "dropped"
+
+    def _state_job(
+        self, name: ObjectName, state: StateOffer, boundary: int, stamp_ns: int
+    ) -> WriteJob:
+        assert self._fingerprint is not None
+        layout = sidecar_layout(name.group, state.layout, boundary)
+        encoder = partial(encode, name, self._fingerprint, layout, state.payload)
+        return WriteJob(name, encoder, stamp_ns)
+
+    @property
+    def last_refusal(self) -> WriteOutcome | None:
+        """Why the store last refused an object."""
+        return self._writer.last_refusal
+
+    # -- the rest --------------------------------------------------------------------------
+
+    def stats(self) -> tuple[ColdCacheStats, ColdSidecarStats]:
+        """Return what was counted."""
+        cache = self.counters.cache(
+            root=str(self._store.root), quota_bytes=self._store.quota_bytes
+        )
+        return cache, self.counters.sidecar()
+
+    def drain(self, timeout_s: float) -> bool:
+        """Wait for the writer; return whether everything landed."""
+        return self._writer.drain(timeout_s)
+
+    def close(self, timeout_s: float) -> bool:
+        """Drain the writer, end both threads, close the store.
+
+        A thread that hangs in the disk is left behind with the store's descriptors open: what
+        it does with them when it wakes must not meet somebody else's files.
+
+        Returns:
+            Whether everything landed.
+        """
+        deadline = time.monotonic() + timeout_s
+        self._reader.close(timeout_s)
+        landed = self._writer.close(max(0.0, deadline - time.monotonic()))
+        if not (self._reader.is_alive or self._writer.is_alive):
+            self._store.close()
+        return landed
+
+
+def _span(plan: RestorePlan) -> tuple[int, int]:
+    return plan.first, plan.end
+
+
+def _state_stamp(stamp_ns: int, num_blocks: int) -> int:
+    """Return a sidecar's stamp, between those of the blocks before and behind its boundary.
+
+    So it is evicted before the block that it belongs to, of no use without it.
+    """
+    return stamp_ns - STAMP_STEP_NS * num_blocks + STAMP_STEP_NS // 2

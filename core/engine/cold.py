@@ -1,0 +1,348 @@
+"""Between the cold tier, which knows bytes, and the lane, which owns arrays.
+
+admission  propose -> begin      the scheduler has reserved the blocks
+each step  advance               what was read is written into the pools
+turn's end remember -> work      its blocks are read and handed to the writer
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+
+from ..coldtier.capture import Capture, Pages, StopReason
+from ..coldtier.keys import ColdChain
+from ..coldtier.reader import PORTION_BLOCKS, Ticket
+from ..coldtier.stats import ColdCacheStats, ColdSidecarStats
+from ..coldtier.tier import ColdTier
+from ..coldtier.walk import RestorePlan
+from ..kvcache.block_identity import PrefixChain
+from ..kvcache.coordinator import Coordinator
+from ..kvcache.layer_pool import LayerPool
+from ..log import get_logger
+from ..scheduler.cold_port import RestoreProgress
+from ..scheduler.telemetry import SchedulerCounters
+from ..scheduler.turn import Turn
+from ..telemetry.trace import Trace
+from .identification import Identification
+
+MAX_CAPTURES = 64
+"""Turns whose blocks may wait to be written; beyond, the oldest is given up."""
+
+RESTORE_BLOCKS_PER_STEP = 3
+CAPTURE_BLOCKS_PER_STEP = 2
+"""Blocks of one portion while other turns run, whose step waits for it."""
+
+PACE = 12
+"""While other turns run, a portion of a capture is followed by a pause of so many times its
+length: they lose at most a twelfth of their speed."""
+
+MAX_STALL_S = 10.0
+"""After so long without a place in the writer's queue a turn's walk is given up."""
+
+POLL_S = 0.0005
+IDENTITY_POLL_S = 0.02
+
+
+@attrs.define(eq=False)
+class _Restore:
+    """A turn's restore, from the proposal on."""
+
+    chain: ColdChain
+    plan: RestorePlan
+    began_at: float = 0.0
+    ticket: Ticket | None = None
+    num_written: int = 0
+
+
+@attrs.define(eq=False)
+class _Ended:
+    """A turn that has ended and whose blocks are to be written."""
+
+    prefix: PrefixChain
+    num_blocks: int
+    tokens: list[int]
+    done: Callable[[], None]
+    capture: Capture | None = None
+    moved_at: float = 0.0
+
+
+class _Blocks:
+    """Reads a chain's published blocks; a `coldtier.capture.BlockSource`."""
+
+    def __init__(self, cache: Coordinator, pool: LayerPool, prefix: PrefixChain) -> None:
+        self._cache = cache
+        self._pool = pool
+        self._prefix = prefix
+
+    def read(self, first: int, count: int) -> list[Pages]:
+        """Return the bytes of blocks `[first, first + count)`, or fewer."""
+        found = self._cache.find_blocks(self._prefix, first, count)
+        return self._pool.read_blocks(found) if found else []
+
+
+class EngineCold:
+    """The cold tier of a running engine; a `scheduler.cold_port.ColdPort`.
+
+    Owned by the engine thread.
+
+    Attributes:
+        tier: The tier.
+        wrote: The pools have writes that nobody has evaluated; the loop takes it back.
+    """
+
+    def __init__(
+        self,
+        tier: ColdTier,
+        cache: Coordinator,
+        pool: LayerPool,
+        *,
+        counters: SchedulerCounters,
+        trace: Trace,
+        may_spill: bool,
+        identity: Identification,
+        drain_timeout_s: float,
+    ) -> None:
+        self.tier = tier
+        self.wrote = False
+        self._cache = cache
+        self._pool = pool
+        self._counters = counters
+        self._trace = trace
+        self._may_spill = may_spill
+        self._identity = identity
+        self._drain_timeout_s = drain_timeout_s
+        self._restores: dict[Any, _Restore] = {}
+        self._ended: deque[_Ended] = deque()
+        self._paused_until = 0.0
+        self._log = get_logger("coldtier")
+
+    # -- restore ---------------------------------------------------------------------------
+
+    def propose(self, turn: Turn, hit_length: int) -> int:
+        """Return how many tokens behind a hit can be restored."""
+        size = self._cache.block_size
+        first, limit = hit_length // size, (len(turn.tokens) - 1) // size
+        self._note(turn, None)
+        if first >= limit:
+            return 0
+        chain = self.tier.chain(turn.salt)
+        if chain is None:
+            self._note(turn, "fingerprint")
+            return 0
+        plan = self.tier.plan(chain, turn.tokens, first, limit, turn.salt)
+        self._note(turn, plan.cause)
+        if plan.num_blocks:
+            self._restores[turn.id] = _Restore(chain, plan)
+        return plan.num_blocks * size
+
+    def _note(self, turn: Turn, cause: str | None) -> None:
+        if turn.cached_tokens is None:
+            turn.miss = cause
+
+    def begin(self, turn: Turn) -> None:
+        """Have the proposed blocks read."""
+        restore = self._restores[turn.id]
+        restore.began_at = time.perf_counter()
+        restore.ticket = self.tier.begin(restore.plan, restore.chain, turn.tokens)
+
+    def advance(self, turn: Turn, *, idle: bool) -> RestoreProgress:
+        """Write what has arrived into the turn's blocks; lazily, as a step does."""
+        restore = self._restores[turn.id]
+        assert restore.ticket is not None
+        portion = PORTION_BLOCKS if idle else RESTORE_BLOCKS_PER_STEP
+        payloads = self.tier.reader.take(restore.ticket, portion)
+        if payloads:
+            first = restore.plan.first + restore.num_written
+            blocks = turn.sequence.tables[0].blocks[first : first + len(payloads)]
+            self._pool.write_blocks([block.id for block in blocks], payloads)
+            self.wrote = True
+            restore.num_written += len(payloads)
+        done = self.tier.reader.is_done(restore.ticket)
+        if done:
+            self._finish(turn, restore)
+        return RestoreProgress(len(payloads) * self._cache.block_size, done)
+
+    def _finish(self, turn: Turn, restore: _Restore) -> None:
+        assert restore.ticket is not None
+        del self._restores[turn.id]
+        elapsed_us = (time.perf_counter() - restore.began_at) * 1e6
+        missing = restore.plan.num_blocks - restore.num_written
+        if missing:
+            self._note(turn, self.tier.reader.cause(restore.ticket))
+            self.tier.counters.add(misses=1)
+        self.tier.reader.forget(restore.ticket)
+        num_bytes = restore.num_written * self.tier.cost.block_bytes
+        if num_bytes:
+            self.tier.cost.restore.record(num_bytes, elapsed_us)
+        self.tier.count_restored(restore.num_written)
+        self._counters.ssd_restore_bytes += num_bytes
+        self._counters.ssd_restore_wait_ms += elapsed_us / 1e3
+        size = self._cache.block_size
+        self._trace.event(
+            "cold_restore_walk",
+            turn=turn.id,
+            hot_tokens=restore.plan.first * size,
+            bound_tokens=restore.plan.end * size,
+            restored_tokens=restore.num_written * size,
+            elapsed_ms=round(elapsed_us / 1e3, 2),
+        )
+
+    def cancel(self, turn: Turn) -> None:
+        """Give up a restore."""
+        restore = self._restores.pop(turn.id, None)
+        if restore is not None and restore.ticket is not None:
+            self.tier.reader.forget(restore.ticket)
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait for the disk, for at most `timeout_s`."""
+        self.tier.reader.wait(timeout_s)
+
+    # -- capture ---------------------------------------------------------------------------
+
+    def remember(self, turn: Turn, done: Callable[[], None]) -> None:
+        """Note that a turn has ended; `work` will write its blocks.
+
+        Args:
+            turn: The turn, its sequence not released yet.
+            done: Called when that has come to an end.
+        """
+        sequence = turn.sequence
+        if sequence is None or not sequence.num_published:
+            done()
+            return
+        self._ended.append(
+            _Ended(sequence.chain, sequence.num_published, sequence.tokens, done)
+        )
+        while len(self._ended) > MAX_CAPTURES:
+            self._ended.popleft().done()
+
+    @property
+    def has_work(self) -> bool:
+        """Whether blocks wait to be written and can be."""
+        return bool(self._ended) and self.tier.fingerprint is not None
+
+    @property
+    def patience_s(self) -> float | None:
+        """How long the engine may sleep before `work` is worth a call; None for ever."""
+        if not self._ended or not (self.has_work or self._identity.is_pending):
+            return None
+        return POLL_S if self.has_work else IDENTITY_POLL_S
+
+    def work(self, *, idle: bool) -> None:
+        """Write on for the oldest turn that has ended; never waits.
+
+        Args:
+            idle: Nothing else runs, so that there is nobody to hold up.
+        """
+        now = time.perf_counter()
+        if not self.has_work or (not idle and now < self._paused_until):
+            return
+        ended = self._ended[0]
+        if ended.capture is None:
+            ended.capture = self._capture(ended.prefix, ended.tokens, ended.num_blocks)
+            ended.moved_at = now
+        self._advance_capture(ended, ended.capture, idle=idle)
+        self._paused_until = time.perf_counter() + PACE * (time.perf_counter() - now)
+        if ended.capture.stop is not None:
+            self._ended.popleft()
+            self._report(ended.capture)
+            ended.done()
+
+    def _advance_capture(self, ended: _Ended, capture: Capture, *, idle: bool) -> None:
+        began, before = time.perf_counter(), capture.reach
+        self.tier.advance(capture, len(capture.names) if idle else CAPTURE_BLOCKS_PER_STEP)
+        now = time.perf_counter()
+        if not idle:
+            capture.spent_s += now - began
+        if capture.reach != before:
+            ended.moved_at = now
+        elif capture.stop is None and now - ended.moved_at > MAX_STALL_S:
+            capture.spent_s = math.inf
+            self.tier.advance(capture, 0)
+
+    def _capture(self, prefix: PrefixChain, tokens: list[int], num_blocks: int) -> Capture:
+        chain = self.tier.chain(prefix.salt, prefix.extra_keys)
+        assert chain is not None
+        source = _Blocks(self._cache, self._pool, prefix)
+        return self.tier.capture(chain, tokens, num_blocks, source)
+
+    def _report(self, capture: Capture) -> None:
+        self._trace.event(
+            "cold_capture_walk",
+            blocks=len(capture.names),
+            written=capture.written,
+            already=capture.already,
+            stop=capture.stop.value if capture.stop else "",
+            elapsed_ms=round(capture.spent_s * 1e3, 2),
+        )
+        if capture.stop is StopReason.DEADLINE:
+            self._log.warning(
+                "coldtier.capture.late", written=capture.written, blocks=len(capture.names)
+            )
+
+    def spill(self, turn: Turn) -> bool:
+        """Write a running turn's published blocks at once, if that beats computing again."""
+        sequence = turn.sequence
+        num_blocks, size = sequence.num_published, self._cache.block_size
+        pays = self.tier.cost.spill_pays(num_blocks, num_blocks * size)
+        if not (self._may_spill and self.tier.fingerprint is not None and pays):
+            return False
+        capture = self._capture(sequence.chain, list(sequence.tokens), num_blocks)
+        began = time.perf_counter()
+        while capture.stop is None:
+            self.tier.advance(capture, num_blocks)
+            if capture.stop is None:
+                time.sleep(POLL_S)  # the writer has no place: it needs the processor
+            # here the others do wait, so all of it counts
+            capture.spent_s = time.perf_counter() - began
+        self._report(capture)
+        return capture.stop is StopReason.COMPLETE
+
+    # -- the rest --------------------------------------------------------------------------
+
+    def record_step(self, num_tokens: int, seconds: float) -> None:
+        """Take note of what a prefill took."""
+        self.tier.cost.prefill.record(num_tokens, seconds * 1e6)
+
+    def stats(self) -> tuple[ColdCacheStats, ColdSidecarStats]:
+        """Return what was counted."""
+        return self.tier.stats()
+
+    @property
+    def identification(self) -> Identification:
+        """The thread that finds out which model it is."""
+        return self._identity
+
+    def flush(self, deadline: float) -> bool:
+        """Write what ended turns left, within their budgets, and wait for the disk.
+
+        Args:
+            deadline: When to give up, on the clock of `time.monotonic`.
+
+        Returns:
+            Whether everything that was handed to the writer landed.
+        """
+        while (patience := self.patience_s) is not None and time.monotonic() < deadline:
+            self.work(idle=True)
+            time.sleep(patience)
+        return self.tier.drain(max(0.0, deadline - time.monotonic()))
+
+    def close(self) -> bool:
+        """Flush, and end the threads; return whether everything landed."""
+        deadline = time.monotonic() + self._drain_timeout_s
+        self.flush(deadline)
+        while self._ended:
+            self._ended.popleft().done()
+        self._identity.close()
+        return self.tier.close(max(0.0, deadline - time.monotonic()))
+
+
+def cold_stats(cold: EngineCold | None) -> tuple[ColdCacheStats, ColdSidecarStats]:
+    """Return the counts of a cold tier; zeros, and not enabled, without one."""
+    return (ColdCacheStats(), ColdSidecarStats()) if cold is None else cold.stats()

@@ -1,0 +1,84 @@
+"""What is written down about turns: the trace, and one line a turn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+import attrs
+
+from ..coldtier.stats import ColdCacheStats, ColdSidecarStats
+from ..ids import TurnId
+from ..telemetry.trace import Trace
+from ..telemetry.turn_log import TurnLog, TurnRecord
+from .completion import Completion
+
+ColdStats: TypeAlias = tuple[ColdCacheStats, ColdSidecarStats]
+
+
+class Journal:
+    """Begins and ends turns in the records; costs nothing if none is kept.
+
+    Attributes:
+        trace: Events of the engine.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        trace: Trace,
+        turn_log: TurnLog | None,
+        cold: Callable[[], ColdStats],
+    ) -> None:
+        """Bind a model's records.
+
+        Args:
+            model: Its name in them.
+            trace: Where events go.
+            turn_log: Where lines go; None writes none.
+            cold: Counts of the cold tier as they are now.
+        """
+        self.trace = trace
+        self._model = model
+        self._turn_log = turn_log
+        self._cold = cold
+        self._before: dict[TurnId, ColdStats] = {}
+
+    def begin(self, turn: TurnId) -> None:
+        """Note that a turn was submitted."""
+        if self._turn_log is not None:
+            self._before[turn] = self._cold()
+
+    def forget(self, turn: TurnId) -> None:
+        """Note that a turn will write no line: it failed or was cancelled."""
+        self._before.pop(turn, None)
+
+    def end(self, turn: TurnId, done: Completion) -> None:
+        """Write a turn's line. Call it when its blocks have been written, or have not."""
+        before = self._before.pop(turn, None)
+        if self._turn_log is None or before is None:
+            return
+        cold, sidecar = self._cold()
+        self._turn_log.write(
+            self._record(turn, done, cold_enabled=cold.enabled),
+            cold=(before[0], cold),
+            sidecar=(before[1], sidecar),
+        )
+
+    def _record(self, turn: TurnId, done: Completion, *, cold_enabled: bool) -> TurnRecord:
+        return TurnRecord(
+            turn=turn,
+            model=self._model,
+            finish_reason=done.finish_reason,
+            miss=done.cache_report.miss,
+            preemptions=done.cache_report.preemptions,
+            cold_enabled=cold_enabled,
+            **attrs.asdict(done.usage),
+            **attrs.asdict(done.timings),
+        )
+
+    def close(self) -> None:
+        """Close the files."""
+        self.trace.close()
+        if self._turn_log is not None:
+            self._turn_log.close()

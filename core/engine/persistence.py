@@ -1,0 +1,197 @@
+"""Whether a model's prefixes go to disk, and the cold tier if they do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from ..checkpoint.digest_memory import DigestMemory
+from ..checkpoint.identity import WeightIdentity
+from ..coldtier.allowlist import PersistDecision, decide
+from ..coldtier.capture import CaptureBudget
+from ..coldtier.evidence import (
+    EvidenceVerdict,
+    evidence_dir,
+    evidence_path,
+    read_evidence,
+    verify,
+)
+from ..coldtier.fingerprint import FingerprintComponents, geometry
+from ..coldtier.handle import limits_of
+from ..coldtier.object_format import KvGeometry
+from ..coldtier.stats import Counters
+from ..coldtier.store import ColdStore, default_root
+from ..coldtier.tier import ColdTier
+from ..contract.cache_spec import CacheLayout
+from ..errors import EvidenceError, StoreUnavailableError
+from ..families import Family
+from ..log import get_logger
+from ..scheduler.telemetry import SchedulerCounters
+from ..settings import ColdSettings
+from ..telemetry.trace import Trace
+from .cold import EngineCold
+from .identification import Identification, Progress
+from .lanes import FlatLane, PagedLane
+
+_DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+
+
+@attrs.frozen(kw_only=True)
+class Subject:
+    """The model that asks.
+
+    Attributes:
+        family: Its family.
+        config: The family's config.
+        raw_config: What config.json says.
+        layout: Its cache layout.
+        block_size: Tokens of a block.
+        dtype: What it computes and caches in.
+        weights: Its weight files, as they were before the first was read.
+    """
+
+    family: Family
+    config: Any
+    raw_config: Mapping[str, Any]
+    layout: CacheLayout
+    block_size: int
+    dtype: str
+    weights: WeightIdentity
+
+    @property
+    def model_type(self) -> str:
+        """What config.json calls it."""
+        return str(self.raw_config["model_type"])
+
+    def components(self, weights: bytes) -> FingerprintComponents:
+        """Return all that decides what it writes into its cache."""
+        return FingerprintComponents(
+            family=self.family.name,
+            family_state_version=self.family.info.state_version,
+            model_type=self.model_type,
+            config=self.raw_config,
+            weights=weights,
+            block_size=self.block_size,
+            groups=geometry(self.layout),
+            cache_dtype=self.dtype,
+            compute_dtype=self.dtype,
+        )
+
+
+def decide_persistence(
+    subject: Subject,
+    settings: ColdSettings,
+    lane: PagedLane | FlatLane,
+    *,
+    gate: bool = False,
+) -> PersistDecision:
+    """Decide whether a model persists; the reason is for a human.
+
+    Args:
+        subject: The model.
+        settings: What was asked for.
+        lane: Where its turns run.
+        gate: The restart-parity gate asks, which a family has to pass before it is admitted.
+    """
+    decision = admission(subject, settings)
+    if gate:
+        decision = PersistDecision(True, "the restart-parity gate runs")
+    if decision.persist and isinstance(lane, FlatLane):
+        return PersistDecision(False, "the flat path keeps no blocks that could be written")
+    if decision.persist and len(subject.layout.groups) != 1:
+        return PersistDecision(False, "only caches of one group can be written so far")
+    if decision.persist and not subject.weights.unchanged():
+        return PersistDecision(False, "a weight file changed while it was loaded")
+    return decision
+
+
+def admission(subject: Subject, settings: ColdSettings) -> PersistDecision:
+    """Return whether a family may persist and is asked to, wherever its turns run."""
+    return decide(
+        subject.model_type,
+        subject.family.cold_restore_eligibility(subject.config),
+        explicit=settings.persist_paged_cache,
+        environment=None,  # resolved with the other settings: it yields to them
+        evidence=_verdict(subject, settings),
+    )
+
+
+def _verdict(subject: Subject, settings: ColdSettings) -> EvidenceVerdict | None:
+    """Return what the evidence of a family is worth that the user opted in by name."""
+    family = subject.family
+    if family.name not in settings.certified_families:
+        return None
+    try:
+        evidence = read_evidence(_evidence_path(family, settings))
+    except EvidenceError as error:
+        return EvidenceVerdict(False, str(error))
+    return verify(
+        evidence,
+        family=family.name,
+        distribution=family.info.distribution,
+        plugin_version=family.version,
+        state_version=family.info.state_version,
+        model_type=subject.model_type,
+    )
+
+
+def _evidence_path(family: Family, settings: ColdSettings) -> Path:
+    return evidence_path(evidence_dir(settings.cold_evidence_dir), family.name)
+
+
+def open_cold(
+    subject: Subject,
+    settings: ColdSettings,
+    lane: PagedLane,
+    *,
+    counters: SchedulerCounters,
+    trace: Trace,
+    may_spill: bool,
+    progress: Progress | None = None,
+) -> EngineCold | PersistDecision:
+    """Open the store of a model that may persist; if that fails, say why and go on without."""
+    try:
+        root = default_root(settings.cold_cache_dir)
+        store = ColdStore.open(root, limits_of(settings), Counters())
+    except StoreUnavailableError as error:
+        get_logger("engine").warning("engine.store.unavailable", reason=error.reason)
+        return PersistDecision(False, str(error))
+    tier = ColdTier(
+        store,
+        _kv_geometry(subject),
+        CaptureBudget(
+            settings.cold_capture_blocks_per_turn, settings.cold_capture_budget_ms / 1e3
+        ),
+        policy=subject.family.build_sidecar_policy(subject.config),
+    )
+    memory = DigestMemory(root / "digests.json")
+    identity = Identification(
+        subject.weights, subject.components, memory, tier.identify, progress
+    )
+    if memory.recall().keys() >= set(subject.weights.files.values()):
+        identity.wait()  # nothing is read: the first turn shall find its prefix
+    return EngineCold(
+        tier,
+        lane.cache,
+        lane.pools[0],
+        counters=counters,
+        trace=trace,
+        may_spill=may_spill,
+        identity=identity,
+        drain_timeout_s=settings.cold_drain_timeout_s,
+    )
+
+
+def _kv_geometry(subject: Subject) -> KvGeometry:
+    (spec,) = subject.layout.groups
+    return KvGeometry(
+        block_size=subject.block_size,
+        num_layers=subject.layout.num_group_layers(0),
+        kv_heads=spec.kv_heads,
+        head_dim=spec.head_dim,
+        v_head_dim=spec.value_dim,
+        dtype=_DTYPES[subject.dtype],
+    )

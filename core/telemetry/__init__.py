@@ -1,0 +1,1 @@
+"""What neve tells about itself: a line a turn, a trace, metrics."""

@@ -1,0 +1,91 @@
+"""Gate: a prefix that came back from disk changes nothing but the time that a turn takes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+import neve
+from neve.certification import CASES, GateCase, run_case
+
+pytestmark = pytest.mark.mlx
+
+SETTINGS: dict[str, Any] = {
+    "dtype": "float32",
+    "paged_cache_memory_mb": 2048,
+    "paged_cache_initial_memory_mb": 64,
+}
+STORY = "Once upon a time there was a miller who lived by a river. "
+
+PROCESS = """
+import json, sys, neve
+path, prompt, persist, folder = json.loads(sys.argv[1])
+with neve.load(path, dtype="float32", paged_cache_memory_mb=64,
+               persist_paged_cache=persist, cold_cache_dir=folder) as model:
+    model.wait_identified()
+    done = model.generate(prompt, max_tokens=24)
+    model.flush()
+    cold = model.stats().cold
+print(json.dumps([done.text, done.tokens, done.usage.restored_tokens, cold.corruptions]))
+"""
+
+
+def test_three_instances(checkpoint):
+    """TG-1, TG-5: capture, fresh restore and baseline answer alike, and blocks came back."""
+    with neve.load(checkpoint, **SETTINGS) as model:
+        if not model.info.family.cold_restore_eligibility(model.info.config).eligible:
+            pytest.skip("the family keeps no prefix on disk")
+    for case in CASES:
+        report = run_case(checkpoint, case, settings=SETTINGS)
+        print(report.describe())  # noqa: T201  shown before it is judged
+
+        assert report.failures() == []
+
+
+def test_a_prompt_that_parts_early_restores_what_is_shared(checkpoint):
+    """TG-1: of a long prefix the blocks before the parting come back, and no block after it."""
+    shared = STORY * 4
+    case = GateCase(shared + STORY * 8, shared + "The code of Max is 7319. " * 8)
+    report = run_case(checkpoint, case, settings=SETTINGS)
+    print(report.describe())  # noqa: T201  shown before it is judged
+    restored = report.restore.answer.usage.restored_tokens
+
+    assert report.failures() == []
+    assert 0 < restored < report.capture.answer.usage.prompt_tokens // 2
+
+
+def test_a_report_without_a_restore_fails(checkpoint):
+    """TG-1: equal answers are not enough; a restore that never was does not pass."""
+    report = run_case(
+        checkpoint, GateCase(STORY * 4, "Another prompt, " * 9), settings=SETTINGS
+    )
+
+    assert report.restore.answer.text == report.baseline.answer.text
+    assert "nothing was restored" in report.failures()
+
+
+def run_process(*arguments: object) -> list[Any]:
+    done = subprocess.run(
+        [sys.executable, "-c", PROCESS, json.dumps(arguments)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return json.loads(done.stdout)
+
+
+def test_a_prefix_outlives_its_process(checkpoint, tmp_path):
+    """CT-1: a new process restores what another one computed, and answers alike."""
+    arguments = [str(checkpoint), STORY * 12, True, str(tmp_path)]
+    first = run_process(*arguments)
+    second = run_process(*arguments)
+    plain = run_process(arguments[0], arguments[1], False, str(tmp_path))
+
+    assert first[2] == 0 == plain[2]
+    assert second[2] > 0
+    assert first[:2] == second[:2] == plain[:2]
+    assert second[3] == 0
