@@ -13,7 +13,8 @@ from .figures import Figure
 
 BLAS = blas.preload()
 
-from . import host, peers, pool, soak  # noqa: E402  MLX must find the BLAS in front of it
+# MLX must find the BLAS in front of it
+from . import cold, cold_writer, host, peers, pool, soak  # noqa: E402
 
 BENCHMARKS: dict[str, Callable[[], list[Figure]]] = {
     "decode": peers.decode,
@@ -24,6 +25,10 @@ BENCHMARKS: dict[str, Callable[[], list[Figure]]] = {
     "pool": pool.pool,
     "host": host.host,
     "soak": soak.soak,
+    "restart": cold.restart,
+    "capture": cold.capture,
+    "restore": cold.restore_beside,
+    "cold_writer": cold_writer.cold_writer,
 }
 
 
