@@ -14,12 +14,12 @@ from ..log import get_logger
 from .keys import ObjectName
 from .object_files import StoredObject
 
-MAX_READY_BYTES = 64 << 20
+MAX_READY_BYTES = 16 << 20
 """Bytes that wait for the engine thread, of one restore; a host-memory bound."""
 
 MIN_READY_BLOCKS = 2
 
-PORTION_BLOCKS = 16
+PORTION_BLOCKS = 8
 """Blocks that the engine thread takes at once when nothing else runs: a few large portions
 cost less than many small ones."""
 

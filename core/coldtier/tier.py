@@ -24,7 +24,7 @@ from .object_format import (
     kv_layout,
     sidecar_layout,
 )
-from .reader import ColdReader, ReadRequest, Ticket, max_ready
+from .reader import ColdReader, Payload, ReadRequest, Ticket, max_ready
 from .stats import ColdCacheStats, ColdSidecarStats, Counters
 from .store import ColdStore, WriteOutcome
 from .walk import Backing, RestorePlan, plan_restore
@@ -145,7 +145,7 @@ class ColdTier:
         size = self._block_size
         block = tuple(tokens[i * size : (i + 1) * size])
         check: Callable[..., Any] = partial(
-            decode_block,
+            _decode_pages,
             name=name,
             fingerprint=self._fingerprint,
             layout=self._layout,
@@ -298,6 +298,12 @@ class ColdTier:
         if not (self._reader.is_alive or self._writer.is_alive):
             self._store.close()
         return landed
+
+
+def _decode_pages(data: memoryview, **expected: Any) -> Payload:
+    """Return the pages of a block, which lie behind one another, as one piece."""
+    pages = decode_block(data, **expected)
+    return [data[data.nbytes - sum(page.nbytes for page in pages) :]]
 
 
 def _span(plan: RestorePlan) -> tuple[int, int]:

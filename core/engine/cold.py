@@ -160,7 +160,8 @@ class EngineCold:
         if payloads:
             first = restore.plan.first + restore.num_written
             blocks = turn.sequence.tables[0].blocks[first : first + len(payloads)]
-            self._pool.write_blocks([block.id for block in blocks], payloads)
+            pages = [piece for payload in payloads for piece in payload]
+            self._pool.write_blocks([block.id for block in blocks], pages)
             self.wrote = True
             restore.num_written += len(payloads)
         done = self.tier.reader.is_done(restore.ticket)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import mlx.core as mx
@@ -35,6 +36,7 @@ class LayerPool:
         self._num_blocks = num_blocks
         self._num_layers = num_layers
         self._dtype = dtype
+        self._plain_dtype = np.uint16 if dtype.size == 2 else np.uint32
         self._key_shape = (spec.kv_heads, block_size, spec.head_dim)
         self._value_shape = (spec.kv_heads, block_size, spec.value_dim)
         self.clear()
@@ -101,22 +103,38 @@ class LayerPool:
         pages = [[page for part in parts for page in _bytes_of(part)] for parts in slices]
         return [[page[i] for page in pages] for i in range(len(block_ids))]
 
-    def write_blocks(
-        self, block_ids: Sequence[int], blocks: Sequence[Sequence[memoryview]]
-    ) -> None:
-        """Write what `read_blocks` returned to blocks, lazily and in place.
+    def write_blocks(self, block_ids: Sequence[int], blocks: Sequence[memoryview]) -> None:
+        """Write the bytes of blocks, lazily and in place; they are copied before this returns.
 
-        The bytes are copied before this returns.
+        Args:
+            block_ids: Where to.
+            blocks: What `read_blocks` returned for each, joined.
         """
         runs = _runs(block_ids)
-        for layer, array in enumerate(self._by_layer()):
-            # small enough to stay in a processor's cache while it is filled and copied
-            rows = np.stack([np.frombuffer(block[layer], np.uint8) for block in blocks])
-            pages = _array_of(rows, array.shape[1:], self._dtype)
-            done = 0
-            for begin, end in runs:
-                array[begin:end] = pages[done : done + end - begin]
-                done += end - begin
+        for arrays, pages in zip(
+            (self._keys, self._values), self._by_part(blocks), strict=True
+        ):
+            for layer, array in enumerate(arrays):
+                rows = pages[layer].reshape(-1, *array.shape[1:])
+                done = 0
+                for begin, end in runs:
+                    array[begin:end] = rows[done : done + end - begin]
+                    done += end - begin
+
+    def _by_part(self, blocks: Sequence[memoryview]) -> tuple[mx.array, mx.array]:
+        """Return keys and values of blocks, `[L, B, …]` each, layer by layer.
+
+        A few large copies, during which other threads may run: they read the next blocks.
+        """
+        sizes = [math.prod(self._key_shape), math.prod(self._value_shape)]
+        parts = [
+            np.empty((self._num_layers, len(blocks), size), self._plain_dtype) for size in sizes
+        ]
+        for i, block in enumerate(blocks):
+            layers = np.frombuffer(block, self._plain_dtype).reshape(self._num_layers, -1)
+            parts[0][:, i], parts[1][:, i] = np.split(layers, sizes[:1], axis=1)
+        keys, values = (mx.array(part).view(self._dtype) for part in parts)
+        return keys, values
 
     def _by_layer(self) -> list[mx.array]:
         """Return keys and values of each layer in turn; do not keep them."""
@@ -164,9 +182,3 @@ def _bytes_of(array: mx.array) -> list[memoryview]:
     data = memoryview(np.array(array).data).cast("B")
     size = data.nbytes // array.shape[0]
     return [data[i * size : (i + 1) * size] for i in range(array.shape[0])]
-
-
-def _array_of(rows: np.ndarray, shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
-    """Return an array `[B, *shape]` of `dtype` whose rows have these bytes; copied."""
-    plain = rows.view(np.uint16 if dtype.size == 2 else np.uint32)
-    return mx.array(plain).view(dtype).reshape(-1, *shape)

@@ -148,7 +148,7 @@ def restore(tier, tokens=TOKENS, first=0, limit=LIMIT, salt=SHARED_DOMAIN) -> Re
 
 
 def blocks_of(tokens, first, end) -> list[list[bytes]]:
-    return [pages_of(tokens, (i + 1) * SIZE) for i in range(first, end)]
+    return [[b"".join(pages_of(tokens, (i + 1) * SIZE))] for i in range(first, end)]
 
 
 def flip(path) -> None:
