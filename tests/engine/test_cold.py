@@ -227,7 +227,12 @@ def test_a_slow_disk_is_declined_and_tried_again(persist):
     assert declined.usage.cached_tokens == 0
     assert model.stats().cold.restore_declines == 1
     forget(model)
-    model._engine.call(lambda core: core.cold.tier.cost.restore.record(1e9, 1))
+
+    def fast(core: Any) -> None:
+        core.cold.tier.cost.restore.record(1e9, 1)
+        core.cold.tier.cost.prefill.record(1, 1e9)
+
+    model._engine.call(fast)
     assert answer(model).cache_report.miss is None
 
 
