@@ -80,7 +80,9 @@ class Instance:
     @property
     def has_state(self) -> bool:
         """Whether its family keeps state beside the blocks."""
-        return self.info.family.build_sidecar_policy(self.info.config) is not None
+        return (
+            self.info.family.build_sidecar_policy(self.info.config, self.info.dtype) is not None
+        )
 
 
 @attrs.frozen

@@ -79,9 +79,9 @@ class Family:
         """Return logits `[R, V]`."""
         return self._ask["forward"](model=model, batch=batch, context=context)
 
-    def build_sidecar_policy(self, config: Any) -> SidecarPolicy | None:
-        """Return the sidecar policy, None without one."""
-        return self._ask["build_sidecar_policy"](config=config)
+    def build_sidecar_policy(self, config: Any, dtype: str) -> SidecarPolicy | None:
+        """Return the sidecar policy of a compute dtype, None without one."""
+        return self._ask["build_sidecar_policy"](config=config, dtype=dtype)
 
     def cold_restore_eligibility(self, config: Any | None = None) -> ColdEligibility:
         """Return whether prefixes may come back from disk."""

@@ -32,6 +32,7 @@ from .kvcache.coordinator import Coordinator
 from .kvcache.flat_cache import FlatCoordinator
 from .kvcache.layer_pool import LayerPool
 from .kvcache.memory import MemoryCoordinator, PoolPlan, plan_pools
+from .kvcache.state_keeper import StateKeeper
 from .log import configure_if_unset, get_logger
 from .metal import device
 from .metal.layout import prefer_input_major
@@ -46,6 +47,9 @@ from .text.tokenizer import Tokenizer
 
 GIB = 1 << 30
 MIB = 1 << 20
+
+MAX_STATE_BYTES = 2 * GIB
+"""What kept states of recurrent layers take at most unless settings say otherwise."""
 
 
 def load(
@@ -314,20 +318,40 @@ class _Assembly:
     def paged_lane(self) -> PagedLane:
         """Return the lane of block-paged turns, its pools allocated."""
         size, plan = self.settings.cache.paged_block_size, self.pool_plan
+        if plan.state_bytes:
+            self.memory.register("recurrent states", plan.state_bytes)
         pools = [self._pool(group) for group in range(len(self.layout.groups))]
 
         def grow(group: int, num_blocks: int) -> None:
             self.memory.update(f"pool {group}", self._pool_bytes(group, num_blocks))
             pools[group].grow(num_blocks)
 
-        allocators = [BlockAllocator(plan.initial_blocks, size, plan.max_blocks) for _ in pools]
+        # without a pool the blocks of one allocator still count tokens and name prefixes
+        allocators = [
+            BlockAllocator(plan.initial_blocks, size, plan.max_blocks)
+            for _ in range(max(1, len(pools)))
+        ]
+        keeper = self._keeper() if self.layout.states else None
         return PagedLane(
             self.layout,
             pools,
-            Coordinator(self.layout, allocators, grow if plan.dynamic else None),
+            Coordinator(self.layout, allocators, grow if plan.dynamic else None, keeper),
             block_size=size,
             max_num_seqs=self.settings.scheduler.max_num_seqs,
             max_context=self.max_context,
+            keeper=keeper,
+        )
+
+    def _keeper(self) -> StateKeeper:
+        """Return the keeper of states at boundaries, with the memory that it may take."""
+        cache, available = self.settings.cache, device.available_bytes() or 0
+        automatic = min(MAX_STATE_BYTES, available // 32)
+        asked = cache.state_checkpoint_memory_mb
+        return StateKeeper(
+            cache.paged_block_size,
+            self.layout.state_bytes(self.dtype.size),
+            max_bytes=automatic if asked is None else asked * MIB,
+            root=cache.state_root_owner,
         )
 
     def flat_lane(self) -> FlatLane:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
@@ -42,6 +43,7 @@ class Model:
     def __init__(self, engine: Engine) -> None:
         self.info = engine.info
         self._engine = engine
+        self._chats = itertools.count()
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -106,6 +108,7 @@ class Model:
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
         cache_salt: str | None = None,
+        owner: str | None = None,
         **sampling: Any,
     ) -> Handle:
         """Queue a request and return at once.
@@ -116,6 +119,8 @@ class Model:
             template_kwargs: See `encode`.
             cache_salt: Requests share cached prefixes only under equal salts, None being
                 one of them.
+            owner: The conversation that it belongs to: models that keep state outside their
+                blocks keep it by conversation. None means the model's one nameless owner.
             **sampling: Fields of `SamplingParams`.
 
         Raises:
@@ -126,7 +131,7 @@ class Model:
         params = _sampling_params(sampling)
         params.check_vocabulary(self.info.vocab_size)
         ids = self.encode(prompt, tools=tools, template_kwargs=template_kwargs)
-        return self._engine.submit(ids, params, salt_domain(cache_salt))
+        return self._engine.submit(ids, params, salt_domain(cache_salt), owner or "")
 
     def generate(self, prompt: Prompt, **options: Any) -> Completion:
         """Return the completion of a prompt; options as in `submit`.
@@ -144,16 +149,23 @@ class Model:
         return _cancelling(self.submit(prompt, **options))
 
     def chat(
-        self, system: str | None = None, *, cache_salt: str | None = None, **options: Any
+        self,
+        system: str | None = None,
+        *,
+        cache_salt: str | None = None,
+        owner: str | None = None,
+        **options: Any,
     ) -> Chat:
         """Open a conversation.
 
         Args:
             system: System message.
             cache_salt: Sharing domain of all its turns.
+            owner: Its name where states are kept by conversation; None makes one up.
             **options: Defaults for every turn, as in `submit`.
         """
-        return Chat(self, system, {**options, "cache_salt": cache_salt})
+        owner = owner or f"chat {next(self._chats)}"
+        return Chat(self, system, {**options, "cache_salt": cache_salt, "owner": owner})
 
     def logits(self, ids: Sequence[int]) -> mx.array:
         """Return the logits `[T, V]`, float32, of every position of one sequence.

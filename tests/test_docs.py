@@ -62,7 +62,9 @@ def test_links_resolve(page):
     assert broken == []
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/guide.md", "docs/settings.md"])
+@pytest.mark.parametrize(
+    "page", ["README.md", "docs/guide.md", "docs/hybrids.md", "docs/settings.md"]
+)
 def test_python_prints_what_stands_below_it(page, monkeypatch, capsys):
     """Every block of Python runs, and prints what the next block shows."""
     monkeypatch.chdir(ROOT)

@@ -430,7 +430,7 @@ def test_optional_hooks_have_defaults(make_plugin: MakePlugin) -> None:
 
     assert family.execution_plan(None) == ExecutionPlan()
     assert family.output_protocol(None) == OutputProtocol()
-    assert family.build_sidecar_policy(None) is None
+    assert family.build_sidecar_policy(None, "float32") is None
 
 
 def test_optional_hooks_are_asked_if_offered(make_plugin: MakePlugin) -> None:
@@ -439,13 +439,13 @@ def test_optional_hooks_are_asked_if_offered(make_plugin: MakePlugin) -> None:
     plugin = make_plugin(
         execution_plan=lambda config: plan,
         output_protocol=lambda config: protocol,
-        build_sidecar_policy=lambda config: f"policy for {config}",
+        build_sidecar_policy=lambda config, dtype: f"{dtype} policy for {config}",
     )
     family = load_family("fir", plugin)
 
     assert family.execution_plan(None) is plan
     assert family.output_protocol(None) is protocol
-    assert family.build_sidecar_policy("tiny") == "policy for tiny"
+    assert family.build_sidecar_policy("tiny", "f32") == "f32 policy for tiny"
 
 
 def test_arguments_reach_the_hook_by_name(make_plugin: MakePlugin) -> None:

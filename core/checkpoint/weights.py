@@ -19,6 +19,7 @@ from .parameters import (
     wanted_parameters,
 )
 from .quantization import Quantization
+from .regroup import place_of, regroup_layers, split_tensors, stack_tensors
 
 Format: TypeAlias = Literal["safetensors", "gguf"]
 
@@ -27,9 +28,9 @@ Format: TypeAlias = Literal["safetensors", "gguf"]
 class Weights(Mapping[str, mx.array]):
     """Name -> tensor of a checkpoint.
 
-    Immutable: `renamed` and `mapped` return new weights. `weights[name]` makes a fresh
-    array each time, lazy for safetensors and dequantised at once for GGUF; arrays belong to
-    the thread that asks. Names and shapes cost nothing.
+    Immutable: `renamed`, `mapped`, `stacked` and `split` return new weights. `weights[name]`
+    makes a fresh array each time, lazy for safetensors and dequantised at once for GGUF;
+    arrays belong to the thread that asks. Names and shapes cost nothing.
 
     Attributes:
         format: What the tensors come from. GGUF weights have Hugging Face names, but the
@@ -96,6 +97,45 @@ class Weights(Mapping[str, mx.array]):
 
         tensors = {name: tensor.mapped(bound(name)) for name, tensor in self._tensors.items()}
         return attrs.evolve(self, tensors=tensors)
+
+    def stacked(self, component: str) -> Weights:
+        """Return the weights with the numbered tensors below `component` made one.
+
+        `stacked("experts")` makes the row 3 of `….experts.up.weight` out of
+        `….experts.3.up.weight`. Scales and biases of quantised layers are stacked alike, and
+        what is not numbered stays. A stack counts as one tensor where memory is concerned.
+
+        Raises:
+            WeightError: A number is missing, or the tensors to be stacked are not alike.
+        """
+
+        def paths(path: str) -> Sequence[str]:
+            place = place_of(path, component)
+            return [path if place is None else place.stack]
+
+        quantization = self.quantization and regroup_layers(self.quantization, paths)
+        tensors = stack_tensors(self._tensors, component)
+        return attrs.evolve(self, tensors=tensors, quantization=quantization)
+
+    def split(self, fn: Callable[[str], Sequence[str] | None]) -> Weights:
+        """Return the weights with fused tensors cut into equal parts, by their outputs.
+
+        Scales and biases of quantised layers are cut alike.
+
+        Args:
+            fn: Name -> names of the parts, first outputs first; None leaves a tensor whole.
+
+        Raises:
+            WeightError: A tensor cannot be cut like that, or two would have one name.
+        """
+
+        def paths(path: str) -> Sequence[str]:
+            names = fn(f"{path}.weight")
+            return [path] if names is None else [n.removesuffix(".weight") for n in names]
+
+        quantization = self.quantization and regroup_layers(self.quantization, paths)
+        tensors = split_tensors(self._tensors, fn)
+        return attrs.evolve(self, tensors=tensors, quantization=quantization)
 
     def load_into(self, module: nn.Module, *, keep_float32: Sequence[str] = ()) -> None:
         """Give every parameter of `module` its tensor, and evaluate it.

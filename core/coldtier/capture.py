@@ -9,7 +9,7 @@ from typing import Protocol, TypeAlias
 import attrs
 
 from ..contract.sidecar import SidecarLayout
-from .keys import ObjectName
+from .keys import ColdChain, ObjectName
 from .writer import WriteJob
 
 STAMP_STEP_NS = 1000
@@ -71,12 +71,12 @@ class StateOffer:
     Attributes:
         num_blocks: The boundary, in blocks.
         layout: What it looks like.
-        payload: Its tensors.
+        payload: Returns its tensors; called if they are to be written.
     """
 
     num_blocks: int
     layout: SidecarLayout
-    payload: Pages
+    payload: Callable[[], Pages]
 
 
 @attrs.frozen
@@ -100,6 +100,7 @@ class Capture:
     restore stops at the first hole too.
 
     Attributes:
+        chain: Names of the sequence's blocks and states.
         names: Names of the turn's blocks, first block first.
         source: Where the blocks are read.
         encode: Makes a block's file, given its index and pages.
@@ -112,6 +113,7 @@ class Capture:
         stop: Why it ended; None while it goes on.
     """
 
+    chain: ColdChain
     names: Sequence[ObjectName]
     source: BlockSource
     encode: Callable[[int, Pages], Callable[[], Sequence[memoryview]]]

@@ -160,6 +160,11 @@ class ColdReader:
                 return None
             return ticket._boundary, ticket._sidecar
 
+    def has_sidecar(self, ticket: Ticket) -> bool:
+        """Return whether a sound sidecar was read, wherever the blocks end."""
+        with self._changed:
+            return ticket._sidecar is not None
+
     def wait(self, timeout_s: float) -> None:
         """Wait until a portion is ready or a ticket is done, for at most `timeout_s`."""
         with self._changed:

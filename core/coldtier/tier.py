@@ -190,7 +190,7 @@ class ColdTier:
             return self._encoder(names[index], [encode_tokens(block), *pages])
 
         refusals = self._writer.num_refusals
-        return Capture(names, source, encoder, self._budget, stamp_ns, refusals)
+        return Capture(chain, names, source, encoder, self._budget, stamp_ns, refusals)
 
     def _encoder(self, name: ObjectName, payload: list[Any]) -> Callable[[], Any]:
         assert self._fingerprint is not None
@@ -223,7 +223,9 @@ class ColdTier:
         tokens: Sequence[int],
         capture: Capture,
         state: StateOffer | None,
-        deadline: float,
+        deadline: float = 0.0,
+        *,
+        first: bool = True,
     ) -> str:
         """Write a turn's out-of-pool state behind its blocks.
 
@@ -233,11 +235,12 @@ class ColdTier:
             capture: Its walk, ended.
             state: The state at the deepest boundary that the walk reached.
             deadline: When to give up on the writer, on the clock of `time.monotonic`.
+            first: It is the turn's first one, for which the turn is counted.
 
         Returns:
             What became of it, for the trace.
         """
-        self.counters.add_sidecar(capture_reached=1)
+        self.counters.add_sidecar(capture_reached=int(first))
         if capture.reach == 0:
             self.counters.add_sidecar(chain_empty=1)
             return "chain_empty"
@@ -262,8 +265,13 @@ class ColdTier:
     ) -> WriteJob:
         assert self._fingerprint is not None
         layout = sidecar_layout(name.group, state.layout, boundary)
-        encoder = partial(encode, name, self._fingerprint, layout, state.payload)
+        encoder = partial(encode, name, self._fingerprint, layout, state.payload())
         return WriteJob(name, encoder, stamp_ns)
+
+    @property
+    def free_slots(self) -> int:
+        """Objects that the writer would take now."""
+        return self._writer.free_slots
 
     @property
     def last_refusal(self) -> WriteOutcome | None:

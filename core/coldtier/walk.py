@@ -11,6 +11,9 @@ from ..contract.sidecar import SidecarPolicy
 from ..ids import SHARED_DOMAIN, SaltDomain
 from .keys import ColdChain, ColdGroup, ObjectName
 
+MAX_PROBES = 8
+"""Boundaries at whose sidecars the disk is asked if none is known."""
+
 
 class ObjectIndex(Protocol):
     """What a walk asks of a store."""
@@ -119,4 +122,6 @@ def _backings(
         (num_blocks, chain.sidecar(group, tokens, num_blocks * size))
         for num_blocks in range(end, first, -1)
     ]
-    return [Backing(n, name) for n, name in names if index.contains(name)]
+    known = [Backing(n, name) for n, name in names if index.contains(name)]
+    # another process may have written one since the store was scanned: where it would help most
+    return known or [Backing(n, name) for n, name in names[:MAX_PROBES] if index.probe(name)]

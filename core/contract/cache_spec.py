@@ -1,15 +1,23 @@
 """What a family declares about its cache: groups of equal layers, and each layer's route.
 
+A layer either keeps keys and values of every position (attention), or a state that sums up
+all positions so far (a recurrence), or nothing.
+
 Pure values. Building a `CacheLayout` validates it, so whoever holds one may rely on it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 import attrs
 from attrs import validators
+
+DTYPE_BYTES: Mapping[str, int] = {"float32": 4, "float16": 2, "bfloat16": 2}
+"""Dtypes that a state may insist on -> bytes of an element."""
 
 
 def _value_dim(spec: FullAttention) -> int:
@@ -42,6 +50,57 @@ class FullAttention:
 
 
 @attrs.frozen
+class StateTensor:
+    """One array of a recurrent state.
+
+    Attributes:
+        name: What it is called, e.g. `conv`.
+        shape: Its shape for one sequence, without an axis for rows.
+        dtype: Its dtype whatever the model computes in, e.g. `float32`; None means the
+            compute dtype.
+    """
+
+    name: str = attrs.field(validator=validators.min_len(1))
+    shape: tuple[int, ...] = attrs.field(
+        converter=tuple,
+        validator=[validators.min_len(1), validators.deep_iterable(validators.ge(1))],
+    )
+    dtype: str | None = attrs.field(
+        default=None, validator=validators.optional(validators.in_(DTYPE_BYTES))
+    )
+
+    def num_bytes(self, itemsize: int) -> int:
+        """Bytes for one sequence, with a compute dtype of `itemsize` bytes."""
+        return math.prod(self.shape) * (DTYPE_BYTES[self.dtype] if self.dtype else itemsize)
+
+
+@attrs.frozen
+class RecurrentState:
+    """Layers that keep a state of fixed size, the sum of all positions so far.
+
+    Attributes:
+        tensors: Its arrays, in the order in which a scan gets and returns them; all zeros
+            before the first token.
+
+    Raises:
+        ValueError: There is no tensor, or two have one name.
+    """
+
+    tensors: tuple[StateTensor, ...] = attrs.field(
+        converter=tuple, validator=validators.min_len(1)
+    )
+
+    def __attrs_post_init__(self) -> None:
+        names = [tensor.name for tensor in self.tensors]
+        if len(set(names)) != len(names):
+            raise ValueError(f"tensors of one state have names of their own, got {names}")
+
+    def num_bytes(self, itemsize: int) -> int:
+        """Bytes of one layer for one sequence."""
+        return sum(tensor.num_bytes(itemsize) for tensor in self.tensors)
+
+
+@attrs.frozen
 class Owned:
     """A layer that stores its own keys and values.
 
@@ -66,23 +125,38 @@ class Alias:
 
 
 @attrs.frozen
+class Recurrent:
+    """A layer that keeps a recurrent state.
+
+    Attributes:
+        group: Index of its state group.
+        ordinal: Its place among the group's layers.
+    """
+
+    group: int
+    ordinal: int
+
+
+@attrs.frozen
 class Uncached:
     """A layer that keeps nothing between steps."""
 
 
-Route: TypeAlias = Owned | Alias | Uncached
+Route: TypeAlias = Owned | Alias | Recurrent | Uncached
 
 
 @attrs.frozen
 class CacheLayout:
     """Groups, one route a layer, and the block size.
 
-    Layers of equal kind and layout form one group, with its own allocator, pool and tables.
+    Layers of equal kind and layout form one group. A group of attention layers has its own
+    allocator, pool and tables; state groups are numbered on their own.
 
     Attributes:
-        groups: One spec a group; no two are equal.
+        groups: One spec a group of attention layers; no two are equal.
         routes: One route a layer, in layer order.
         block_size_multiple: The block size must be a multiple of this many tokens.
+        states: One spec a group of recurrent layers; no two are equal.
 
     Raises:
         ValueError: A rule is broken; the sentence names the layer or group.
@@ -91,32 +165,36 @@ class CacheLayout:
     groups: tuple[FullAttention, ...] = attrs.field(converter=tuple)
     routes: tuple[Route, ...] = attrs.field(converter=tuple)
     block_size_multiple: int = attrs.field(default=1, validator=validators.ge(1))
+    states: tuple[RecurrentState, ...] = attrs.field(default=(), converter=tuple)
 
     def __attrs_post_init__(self) -> None:
         if not self.routes:
             raise ValueError("a layout needs at least one layer")
-        for group, spec in enumerate(self.groups):
-            if self.groups.index(spec) != group:
-                raise ValueError(
-                    f"groups {self.groups.index(spec)} and {group} are equal: layers of one "
-                    "kind form one group"
-                )
-        self._check_owners()
+        self._check_members("group", self.groups, Owned)
+        self._check_members("state group", self.states, Recurrent)
         self._check_aliases()
 
-    def _check_owners(self) -> None:
-        members: list[list[int]] = [[] for _ in self.groups]
+    def _check_members(
+        self, kind: str, specs: Sequence[object], route_type: type[Owned | Recurrent]
+    ) -> None:
+        members: list[list[int]] = [[] for _ in specs]
         for layer, route in enumerate(self.routes):
-            if isinstance(route, Owned):
-                if not 0 <= route.group < len(self.groups):
-                    raise ValueError(f"layer {layer}: there is no group {route.group}")
+            if isinstance(route, route_type):
+                if not 0 <= route.group < len(specs):
+                    raise ValueError(f"layer {layer}: there is no {kind} {route.group}")
                 members[route.group].append(route.ordinal)
         for group, ordinals in enumerate(members):
+            if specs.index(specs[group]) != group:
+                raise ValueError(
+                    f"{kind}s {specs.index(specs[group])} and {group} are equal: layers of "
+                    f"one kind form one {kind}"
+                )
             if not ordinals:
-                raise ValueError(f"group {group} has no layer")
+                raise ValueError(f"{kind} {group} has no layer")
             if ordinals != list(range(len(ordinals))):
                 raise ValueError(
-                    f"group {group}: ordinals must count 0, 1, … in layer order, got {ordinals}"
+                    f"{kind} {group}: ordinals must count 0, 1, … in layer order, "
+                    f"got {ordinals}"
                 )
 
     def _check_aliases(self) -> None:
@@ -130,7 +208,7 @@ class CacheLayout:
             if not isinstance(self.routes[route.anchor], Owned):
                 raise ValueError(  # noqa: TRY004  a broken rule of the layout, no wrong type
                     f"layer {layer}: anchor {route.anchor} owns no storage (an alias points "
-                    "at an owner, never at another alias)"
+                    "at an owner of keys and values, never at another alias)"
                 )
 
     @property
@@ -146,7 +224,7 @@ class CacheLayout:
         """Return where `layer` keeps its keys and values, through an alias if it is one.
 
         Raises:
-            ValueError: The layer keeps nothing.
+            ValueError: The layer keeps none.
         """
         route = self.routes[layer]
         if isinstance(route, Alias):
@@ -155,10 +233,29 @@ class CacheLayout:
             raise ValueError(f"layer {layer} has no cache")  # noqa: TRY004  as above
         return route
 
+    def state(self, layer: int) -> RecurrentState:
+        """Return the state that `layer` keeps.
+
+        Raises:
+            ValueError: The layer keeps none.
+        """
+        route = self.routes[layer]
+        if not isinstance(route, Recurrent):
+            raise ValueError(f"layer {layer} has no state")  # noqa: TRY004  as above
+        return self.states[route.group]
+
     def block_bytes(self, group: int, block_size: int, itemsize: int) -> int:
         """Bytes of one block of `group`: all its layers, keys and values."""
         elements = self.groups[group].token_elements() * block_size
         return elements * self.num_group_layers(group) * itemsize
+
+    def state_bytes(self, itemsize: int) -> int:
+        """Bytes of one sequence's state: all recurrent layers."""
+        return sum(
+            self.states[r.group].num_bytes(itemsize)
+            for r in self.routes
+            if isinstance(r, Recurrent)
+        )
 
 
 def uniform_layout(spec: FullAttention, num_layers: int) -> CacheLayout:
@@ -166,17 +263,29 @@ def uniform_layout(spec: FullAttention, num_layers: int) -> CacheLayout:
     return CacheLayout([spec], [Owned(0, i) for i in range(num_layers)])
 
 
-def group_layers(specs: Sequence[FullAttention]) -> CacheLayout:
+def layer_routes(specs: Sequence[FullAttention | RecurrentState | None]) -> CacheLayout:
     """Return the layout in which layers with equal specs share a group.
 
     Args:
-        specs: One spec a layer, in layer order.
+        specs: One spec a layer, in layer order; None for a layer that keeps nothing.
     """
-    groups: list[FullAttention] = list(dict.fromkeys(specs))
-    counts = [0] * len(groups)
+    groups = list(dict.fromkeys(s for s in specs if isinstance(s, FullAttention)))
+    states = list(dict.fromkeys(s for s in specs if isinstance(s, RecurrentState)))
+    counts: Counter[FullAttention | RecurrentState] = Counter()
     routes: list[Route] = []
     for spec in specs:
-        group = groups.index(spec)
-        routes.append(Owned(group, counts[group]))
-        counts[group] += 1
-    return CacheLayout(groups, routes)
+        match spec:
+            case None:
+                routes.append(Uncached())
+                continue
+            case FullAttention():
+                routes.append(Owned(groups.index(spec), counts[spec]))
+            case RecurrentState():
+                routes.append(Recurrent(states.index(spec), counts[spec]))
+        counts[spec] += 1
+    return CacheLayout(groups, routes, states=states)
+
+
+def group_layers(specs: Sequence[FullAttention]) -> CacheLayout:
+    """Return the layout of a model of attention layers only; see `layer_routes`."""
+    return layer_routes(specs)

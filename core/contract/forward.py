@@ -7,7 +7,8 @@ behind the context is none of its business.
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
+from typing import Protocol, TypeAlias
 
 import attrs
 import mlx.core as mx
@@ -67,6 +68,13 @@ class RopeSpec:
     scale: float = 1.0
 
 
+State: TypeAlias = tuple[mx.array, ...]
+"""Tensors `[N, *shape]` of a layer's `RecurrentState`, in its order."""
+
+ScanStep: TypeAlias = Callable[[tuple[mx.array, ...], State], tuple[mx.array, State]]
+"""Inputs `[N, L, …]` and the state before them -> output `[N, L, …]` and the state after."""
+
+
 class ForwardContext(Protocol):
     """All that a model sees of the cache during one step."""
 
@@ -98,6 +106,31 @@ class ForwardContext(Protocol):
         Raises:
             CacheMisuseError: The layer owns its cache and `k` or `v` is missing, or it is an
                 alias and brings some.
+        """
+        ...
+
+    def scan(self, layer: int, inputs: tuple[mx.array, ...], step: ScanStep) -> mx.array:
+        """Run a recurrence over each sequence's tokens, and keep its state.
+
+        Call it once a recurrent layer. `step` is pure: it may be called for several rows of
+        one token each (decode) or one row of several (a prefill slice), as often as the
+        context likes, and what it computes for a row does not depend on the others.
+
+        Args:
+            layer: Index of the layer.
+            inputs: Arrays `[T, …]`. The first one has the compute dtype, which is that of
+                state tensors that declare none.
+            step: The recurrence: gets inputs `[N, L, …]` of N sequences and their states
+                `[N, *shape]`, zeros before a sequence's first token; returns the output
+                `[N, L, …]` and the states after the last token, in their shapes and dtypes.
+
+        Returns:
+            `[T, …]`, the outputs in token order.
+
+        Raises:
+            CacheMisuseError: It was called before for the layer, or the state that `step`
+                returned is not what the layout declares.
+            ValueError: The layer has no state.
         """
         ...
 

@@ -105,7 +105,7 @@ class FamilyHooks(Protocol):
         ...
 
     @hookspec(firstresult=True)
-    def build_sidecar_policy(self, config: Any) -> SidecarPolicy | None:
+    def build_sidecar_policy(self, config: Any, dtype: str) -> SidecarPolicy | None:
         """State which state outside the pools must be restored with a prefix.
 
         Asked at load when the cold tier is on, on the loading thread; by `neve certify`,

@@ -9,6 +9,8 @@ from typing import Any
 import attrs
 from attrs import validators
 
+from .cache_spec import CacheLayout, Recurrent
+
 SIDECAR_GROUPS = frozenset({"gdn_state", "conv_state", "sliding_window", "ssm_state"})
 """The name spaces of sidecars."""
 
@@ -116,6 +118,27 @@ class SidecarPolicy:
             return self.layout
         tensors = [_cut(t, self.scaled_axis, boundary) for t in self.layout.tensors]
         return attrs.evolve(self.layout, tensors=tensors)
+
+
+def recurrent_policy(group: str, layout: CacheLayout, dtype: str) -> SidecarPolicy:
+    """Return the policy of a family whose recurrent layers all keep the same tensors.
+
+    Args:
+        group: Name space of the sidecars.
+        layout: The family's cache layout, with one state group.
+        dtype: Compute dtype, that of tensors which name none.
+
+    Raises:
+        ValueError: The layout has no state group, or several.
+    """
+    if len(layout.states) != 1:
+        raise ValueError(f"a sidecar holds one kind of state, the layout has {layout.states}")
+    num_layers = sum(isinstance(route, Recurrent) for route in layout.routes)
+    tensors = [
+        SidecarTensor(tensor.name, tensor.shape, tensor.dtype or dtype)
+        for tensor in layout.states[0].tensors
+    ]
+    return SidecarPolicy(group, SidecarLayout(num_layers, tensors))
 
 
 def _cut(tensor: SidecarTensor, axis: int, boundary: int) -> SidecarTensor:

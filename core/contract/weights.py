@@ -37,6 +37,25 @@ class Weights(Protocol):
         """Return the weights with `fn(name, tensor)` in the place of each tensor."""
         ...
 
+    def stacked(self, component: str) -> Self:
+        """Return the weights with `….component.3.rest` as row 3 of `….component.rest`.
+
+        Raises:
+            WeightError: A number is missing, or the tensors to be stacked are not alike.
+        """
+        ...
+
+    def split(self, fn: Callable[[str], Sequence[str] | None]) -> Self:
+        """Return the weights with tensors cut into equal parts along their outputs.
+
+        Args:
+            fn: Name -> names of the parts, first outputs first; None leaves a tensor whole.
+
+        Raises:
+            WeightError: A tensor cannot be cut like that, or two would have one name.
+        """
+        ...
+
     def load_into(self, module: nn.Module, *, keep_float32: Sequence[str] = ()) -> None:
         """Give every parameter of `module` its tensor.
 

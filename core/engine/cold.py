@@ -11,25 +11,31 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import attrs
 
-from ..coldtier.capture import Capture, Pages, StopReason
+from ..coldtier.capture import Capture, Pages, StateOffer, StopReason
 from ..coldtier.keys import ColdChain
 from ..coldtier.reader import PORTION_BLOCKS, Ticket
 from ..coldtier.stats import ColdCacheStats, ColdSidecarStats
 from ..coldtier.tier import ColdTier
 from ..coldtier.walk import RestorePlan
 from ..kvcache.block_identity import PrefixChain
+from ..kvcache.checkpoints import Checkpoint
 from ..kvcache.coordinator import Coordinator
 from ..kvcache.layer_pool import LayerPool
+from ..kvcache.retention import LADDER_RUNGS
+from ..kvcache.state_keeper import KeptState
+from ..kvcache.state_store import state_bytes
 from ..log import get_logger
 from ..scheduler.cold_port import RestoreProgress
 from ..scheduler.telemetry import SchedulerCounters
 from ..scheduler.turn import Turn
 from ..telemetry.trace import Trace
 from .identification import Identification
+from .lanes import PagedLane
 
 MAX_CAPTURES = 64
 """Turns whose blocks may wait to be written; beyond, the oldest is given up."""
@@ -70,6 +76,8 @@ class _Ended:
     done: Callable[[], None]
     capture: Capture | None = None
     moved_at: float = 0.0
+    states: list[Checkpoint | None] = attrs.field(factory=list)
+    offered: bool = False
 
 
 class _Blocks:
@@ -99,8 +107,7 @@ class EngineCold:
     def __init__(
         self,
         tier: ColdTier,
-        cache: Coordinator,
-        pool: LayerPool,
+        lane: PagedLane,
         *,
         counters: SchedulerCounters,
         trace: Trace,
@@ -110,8 +117,10 @@ class EngineCold:
     ) -> None:
         self.tier = tier
         self.wrote = False
-        self._cache = cache
-        self._pool = pool
+        self._cache = lane.cache
+        self._pool = lane.pools[0]
+        self._keeper = lane.keeper
+        self._lane = lane
         self._counters = counters
         self._trace = trace
         self._may_spill = may_spill
@@ -120,6 +129,8 @@ class EngineCold:
         self._restores: dict[Any, _Restore] = {}
         self._ended: deque[_Ended] = deque()
         self._paused_until = 0.0
+        if self._keeper is not None:
+            self._keeper.want_ladder = tier.policy is not None
         self._log = get_logger("coldtier")
 
     # -- restore ---------------------------------------------------------------------------
@@ -165,9 +176,30 @@ class EngineCold:
             self.wrote = True
             restore.num_written += len(payloads)
         done = self.tier.reader.is_done(restore.ticket)
+        num_blocks, state = len(payloads), None
+        if self.tier.policy is not None:
+            # without the state at just their end the blocks are of no use
+            state = self._install(turn, restore) if done else None
+            num_blocks = restore.num_written if state is not None else 0
+            restore.num_written = num_blocks if done else restore.num_written
         if done:
             self._finish(turn, restore)
-        return RestoreProgress(len(payloads) * self._cache.block_size, done)
+        return RestoreProgress(num_blocks * self._cache.block_size, done, state)
+
+    def _install(self, turn: Turn, restore: _Restore) -> KeptState | None:
+        """Give a turn the state that backs its blocks; None if there is none for their end."""
+        assert restore.ticket is not None
+        found = self.tier.reader.sidecar(restore.ticket)
+        if found is None or found[0] != restore.num_written:
+            suppressed = self.tier.reader.has_sidecar(restore.ticket)
+            self.tier.counters.add_sidecar(restore_suppressed=int(suppressed))
+            return None
+        state = self._lane.state_of_bytes(found[1])
+        self._cache.confirm_state(turn.sequence, state)
+        self.tier.counters.add_sidecar(installed=1)
+        boundary = (restore.plan.first + found[0]) * self._cache.block_size
+        self._trace.event("cold_sidecar_install", boundary=boundary)
+        return KeptState(boundary, state)
 
     def _finish(self, turn: Turn, restore: _Restore) -> None:
         assert restore.ticket is not None
@@ -248,11 +280,11 @@ class EngineCold:
         if ended.capture is None:
             ended.capture = self._capture(ended.prefix, ended.tokens, ended.num_blocks)
             ended.moved_at = now
-        self._advance_capture(ended, ended.capture, idle=idle)
+        if ended.capture.stop is None:
+            self._advance_capture(ended, ended.capture, idle=idle)
         self._paused_until = time.perf_counter() + PACE * (time.perf_counter() - now)
-        if ended.capture.stop is not None:
+        if ended.capture.stop is not None and self._offer_states(ended, ended.capture):
             self._ended.popleft()
-            self._report(ended.capture)
             ended.done()
 
     def _advance_capture(self, ended: _Ended, capture: Capture, *, idle: bool) -> None:
@@ -266,6 +298,9 @@ class EngineCold:
         elif capture.stop is None and now - ended.moved_at > MAX_STALL_S:
             capture.spent_s = math.inf
             self.tier.advance(capture, 0)
+        if capture.stop is not None:
+            self._report(capture)
+            ended.states = self._states_within(ended, capture)
 
     def _capture(self, prefix: PrefixChain, tokens: list[int], num_blocks: int) -> Capture:
         chain = self.tier.chain(prefix.salt, prefix.extra_keys)
@@ -286,6 +321,40 @@ class EngineCold:
             self._log.warning(
                 "coldtier.capture.late", written=capture.written, blocks=len(capture.names)
             )
+
+    def _states_within(self, ended: _Ended, capture: Capture) -> list[Checkpoint | None]:
+        """Return the states that a turn writes: the deepest in reach, and its ladder's rest.
+
+        Shallow rungs are what a prompt finds that parts from this one early.
+        """
+        if self.tier.policy is None or self._keeper is None:
+            return []
+        found = self._keeper.on_chain(ended.prefix.hashes[: capture.reach])
+        return list(found[:LADDER_RUNGS]) or [None]
+
+    def _offer_states(self, ended: _Ended, capture: Capture) -> bool:
+        """Hand the next state to the writer if it has a place; return whether none is left."""
+        if ended.states and (self.tier.free_slots or self._is_late(ended)):
+            kept = ended.states.pop(0)
+            outcome = self.tier.offer_state(
+                capture.chain,
+                ended.tokens,
+                capture,
+                None if kept is None else self._offer(kept),
+                first=not ended.offered,
+            )
+            ended.offered, ended.moved_at = True, time.perf_counter()
+            boundary = 0 if kept is None else kept.boundary
+            self._trace.event("cold_sidecar_capture", boundary=boundary, outcome=outcome)
+        return not ended.states
+
+    def _is_late(self, ended: _Ended) -> bool:
+        return time.perf_counter() - ended.moved_at > MAX_STALL_S
+
+    def _offer(self, kept: Checkpoint) -> StateOffer:
+        assert self.tier.policy is not None
+        layout = self.tier.policy.expected_at(kept.boundary)
+        return StateOffer(kept.num_blocks, layout, partial(state_bytes, kept.handle))
 
     def spill(self, turn: Turn) -> bool:
         """Write a running turn's published blocks at once, if that beats computing again."""

@@ -23,6 +23,7 @@ class Submit:
     params: SamplingParams
     salt: SaltDomain
     submitted_at: float
+    owner: str = ""
 
 
 @attrs.frozen

@@ -38,7 +38,9 @@ class CacheReport:
             token, which always is computed, were left. One of
 
             - `no_block`: the next block is neither in memory nor on disk,
-            - `no_sidecar`: blocks are on disk, but not the state that belongs to them,
+            - `no_state`: blocks are in memory, but not the state that belongs to them,
+            - `no_sidecar`: blocks are in memory or on disk, but the state that belongs to them
+              is in neither,
             - `checksum`, `format`, `layout`: the next block on disk was unsound and is
               removed,
             - `fingerprint`: it was not known yet which model it is, or the block on disk

@@ -105,6 +105,7 @@ class Engine:
         prompt: Sequence[int],
         params: SamplingParams,
         salt: SaltDomain = SHARED_DOMAIN,
+        owner: str = "",
     ) -> Handle:
         """Queue a prompt.
 
@@ -112,12 +113,13 @@ class Engine:
             prompt: Token ids, at least one.
             params: How to sample.
             salt: Sharing domain.
+            owner: The conversation that it belongs to.
 
         Raises:
             EngineClosedError: The engine was closed.
         """
         handle = Handle(TurnId(next(self._ids)), self._cancel)
-        self._put(Submit(handle, tuple(prompt), params, salt, time.perf_counter()))
+        self._put(Submit(handle, tuple(prompt), params, salt, time.perf_counter(), owner))
         return handle
 
     def _cancel(self, turn_id: TurnId) -> None:

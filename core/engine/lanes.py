@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+import attrs
 import mlx.core as mx
 
-from ..contract.cache_spec import CacheLayout
+from ..contract.cache_spec import CacheLayout, Recurrent
 from ..contract.forward import ForwardContext, StepBatch
 from ..forward.flat_context import FlatContext
 from ..forward.paged_context import PagedContext
@@ -15,7 +16,25 @@ from ..kvcache.coordinator import Coordinator
 from ..kvcache.device_tables import DeviceTables
 from ..kvcache.flat_cache import FlatCoordinator
 from ..kvcache.layer_pool import LayerPool
+from ..kvcache.state_keeper import KeptState, StateKeeper
+from ..kvcache.state_store import StateRows, StateStack, StateStore, state_of_bytes
 from ..kvcache.stats import CacheStats
+from ..scheduler.plan import PlannedRow, StepPlan
+
+
+@attrs.frozen(eq=False)
+class Snapshot:
+    """The state at a boundary that a row of a step reaches.
+
+    Attributes:
+        row: The row.
+        state: The state, computed with the step.
+        rung: Its prefill was cut for it.
+    """
+
+    row: PlannedRow
+    state: KeptState
+    rung: bool
 
 
 class Lane(Protocol):
@@ -33,6 +52,10 @@ class Lane(Protocol):
             batch: The step's tokens.
             sequences: The sequence of each segment.
         """
+        ...
+
+    def snapshots(self, plan: StepPlan) -> list[Snapshot]:
+        """Return the states at boundaries that the step that was built last will reach."""
         ...
 
     def arrays(self, sequences: Sequence[Any]) -> list[mx.array]:
@@ -54,6 +77,8 @@ class PagedLane:
     Attributes:
         cache: The coordinator.
         pools: One pool a group.
+        states: The recurrent states of running turns; empty if no layer keeps one.
+        keeper: Those that outlive their turns; None without such layers.
     """
 
     def __init__(
@@ -65,9 +90,12 @@ class PagedLane:
         block_size: int,
         max_num_seqs: int,
         max_context: int,
+        keeper: StateKeeper | None = None,
     ) -> None:
         self.cache = cache
+        self.keeper = keeper
         self.pools = pools
+        self.states = StateStore()
         self._layout = layout
         self._block_size = block_size
         width = -(-max_context // block_size)
@@ -103,13 +131,41 @@ class PagedLane:
                 for row, sequence in zip(rows, sequences, strict=True)
                 for index, block_id in sequence.tables[group].take_unsynced()
             )
+        states = self._begin_states(batch, sequences) if self._layout.states else ()
         return PagedContext(
-            self._layout, self.pools, self._tables, batch, rows, self._block_size
+            self._layout, self.pools, self._tables, batch, rows, self._block_size, states
         )
 
+    def _begin_states(self, batch: StepBatch, sequences: Sequence[Any]) -> list[StateRows]:
+        for segment, sequence in zip(batch.segments, sequences, strict=True):
+            if sequence.state is not None:
+                self.states.install(sequence, segment.position, sequence.state)
+                sequence.state = None  # the store has it; a second name would keep it alive
+        return self.states.begin(batch, sequences)
+
+    def snapshots(self, plan: StepPlan) -> list[Snapshot]:
+        """Return the states at boundaries that the step that was built last will reach."""
+        if not self._layout.states:
+            return []
+        ends = [(row, row.position + row.length) for row in plan.rows]
+        return [
+            Snapshot(
+                row, KeptState(end, self.states.snapshot(row.sequence)), end in row.turn.rungs
+            )
+            for row, end in ends
+            if end in row.turn.rungs or (row.samples and end % self._block_size == 0)
+        ]
+
+    def state_of_bytes(self, pieces: Sequence[memoryview]) -> StateStack:
+        """Return a state of which `state_store.state_bytes` took the bytes."""
+        layers = [i for i, r in enumerate(self._layout.routes) if isinstance(r, Recurrent)]
+        (spec,) = self._layout.states
+        return state_of_bytes(pieces, layers, spec, self.pools[0].dtype)
+
     def arrays(self, sequences: Sequence[Any]) -> list[mx.array]:
-        """Return the pools' arrays."""
-        return [array for pool in self.pools for array in pool.arrays()]
+        """Return the arrays of pools and states."""
+        pools = [array for pool in self.pools for array in pool.arrays()]
+        return pools + self.states.arrays()
 
     def stats(self) -> CacheStats:
         """Return the cache's figures."""
@@ -120,6 +176,7 @@ class PagedLane:
         self.cache.purge()
         for pool in self.pools:
             pool.clear()
+        self.states.clear()
 
 
 class FlatLane:
@@ -140,6 +197,10 @@ class FlatLane:
     def arrays(self, sequences: Sequence[Any]) -> list[mx.array]:
         """Return the sequences' arrays."""
         return [array for sequence in sequences for array in sequence.arrays.arrays()]
+
+    def snapshots(self, plan: StepPlan) -> list[Snapshot]:
+        """Return none: nothing outlives its turn."""
+        return []
 
     def reset(self) -> None:
         """Do nothing: arrays end with their sequences."""

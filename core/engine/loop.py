@@ -34,6 +34,7 @@ from .commands import Call, Cancel, Close, Submit
 from .completion import CacheReport, Completion, Timings, TokenLogprob, Usage
 from .core import Core
 from .handles import Handle
+from .lanes import Snapshot
 from .output import TurnOutput
 from .runner import Step
 
@@ -130,7 +131,7 @@ class Loop:
     def _submit(self, command: Submit) -> None:
         params, handle = command.params, command.handle
         limit = params.max_tokens if params.max_tokens is not None else 2**31
-        turn = Turn(handle.id, list(command.prompt), limit, command.salt)
+        turn = Turn(handle.id, list(command.prompt), limit, command.salt, command.owner)
         try:
             self._scheduler.submit(turn)
         except ContextLengthExceededError as error:
@@ -236,11 +237,24 @@ class Loop:
     def _settle(
         self, step: Step, tokens: list[int], logprobs: list[TokenLogprob | None]
     ) -> None:
+        snapshots: dict[TurnId, list[Snapshot]] = {}
+        for snapshot in step.snapshots:
+            snapshots.setdefault(snapshot.row.turn.id, []).append(snapshot)
         for row in step.plan.rows:
             index = step.sources.get(row.turn.id)
             token = None if index is None else tokens[index]
-            if self._scheduler.settle(row, token) and index is not None:
+            counts = self._scheduler.settle(row, token)
+            for snapshot in snapshots.get(row.turn.id, ()):
+                self._keep(snapshot)
+            if counts and index is not None:
                 self._deliver(self._jobs[row.turn.id], tokens[index], logprobs[index])
+
+    def _keep(self, snapshot: Snapshot) -> None:
+        """Keep a state that a step has reached, unless its turn has lost its sequence."""
+        turn, sequence = snapshot.row.turn, snapshot.row.sequence
+        if turn.sequence is sequence and turn.status is not TurnStatus.FINISHED:
+            cache = self._core.runner.lane.cache
+            cache.reach(sequence, snapshot.state, rung=snapshot.rung)
 
     def _deliver(self, job: Job, token: int, logprob: TokenLogprob | None) -> None:
         job.first_token_at = job.first_token_at or time.perf_counter()
@@ -297,16 +311,22 @@ class Loop:
         cached, restored = turn.cached_tokens or 0, turn.restored_tokens
         size = self._core.info.settings.cache.paged_block_size
         complete = cached >= (turn.num_prompt_tokens - 1) // size * size
-        miss = None if complete else turn.miss or "no_block"
-        if self._core.info.lane == "flat":
-            miss = "no_cache"
         return CacheReport(
             hot_tokens=cached - restored,
             restored_tokens=restored,
             computed_tokens=turn.num_prompt_tokens - cached,
-            miss=miss,
+            miss=None if complete and self._core.info.lane == "paged" else self._miss(turn),
             preemptions=turn.preemptions,
         )
+
+    def _miss(self, turn: Turn) -> str:
+        """Return why a turn did not find all of its prefix."""
+        if self._core.info.lane == "flat":
+            return "no_cache"
+        if turn.miss not in {None, "no_block"} or turn.held_tokens <= (turn.cached_tokens or 0):
+            return turn.miss or "no_block"
+        # the next block is there: what the disk lacks, or would lack, is the state behind it
+        return "no_state" if self._cold is None else "no_sidecar"
 
     def _fail(self, job: Job, error: BaseException) -> None:
         del self._jobs[job.turn.id]

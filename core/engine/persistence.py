@@ -26,6 +26,7 @@ from ..coldtier.stats import Counters
 from ..coldtier.store import ColdStore, default_root
 from ..coldtier.tier import ColdTier
 from ..contract.cache_spec import CacheLayout
+from ..contract.sidecar import SidecarPolicy
 from ..errors import EvidenceError, StoreUnavailableError
 from ..families import Family
 from ..log import get_logger
@@ -60,6 +61,11 @@ class Subject:
     block_size: int
     dtype: str
     weights: WeightIdentity
+
+    @property
+    def policy(self) -> SidecarPolicy | None:
+        """Which state belongs to its prefixes, None if its blocks hold all."""
+        return self.family.build_sidecar_policy(self.config, self.dtype)
 
     @property
     def model_type(self) -> str:
@@ -103,6 +109,8 @@ def decide_persistence(
         return PersistDecision(False, "the flat path keeps no blocks that could be written")
     if decision.persist and len(subject.layout.groups) != 1:
         return PersistDecision(False, "only caches of one group can be written so far")
+    if decision.persist and subject.layout.states and subject.policy is None:
+        return PersistDecision(False, "the family keeps state that no sidecar holds")
     if decision.persist and not subject.weights.unchanged():
         return PersistDecision(False, "a weight file changed while it was loaded")
     return decision
@@ -165,7 +173,7 @@ def open_cold(
         CaptureBudget(
             settings.cold_capture_blocks_per_turn, settings.cold_capture_budget_ms / 1e3
         ),
-        policy=subject.family.build_sidecar_policy(subject.config),
+        policy=subject.policy,
     )
     memory = DigestMemory(root / "digests.json")
     identity = Identification(
@@ -175,11 +183,11 @@ def open_cold(
         identity.wait()  # nothing is read: the first turn shall find its prefix
     return EngineCold(
         tier,
-        lane.cache,
-        lane.pools[0],
+        lane,
         counters=counters,
         trace=trace,
-        may_spill=may_spill,
+        # what is spilled without its state cannot be restored
+        may_spill=may_spill and not subject.layout.states,
         identity=identity,
         drain_timeout_s=settings.cold_drain_timeout_s,
     )

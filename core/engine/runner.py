@@ -18,7 +18,7 @@ from ..kvcache.flat_cache import FlatCache
 from ..sampling.sampler import RowState, SampledRows, sample
 from ..scheduler.plan import PlannedRow, StepPlan
 from .completion import TokenLogprob
-from .lanes import Lane
+from .lanes import Lane, Snapshot
 
 
 @attrs.frozen(eq=False)
@@ -30,12 +30,14 @@ class Step:
         sampled: Device arrays of the rows that sample, in plan order; None if none does.
         sources: Turn id -> index among the sampled rows.
         updated: Cache arrays that must be evaluated with it.
+        snapshots: States at boundaries that it reaches.
     """
 
     plan: StepPlan
     sampled: SampledRows | None
     sources: dict[int, int]
     updated: list[mx.array]
+    snapshots: list[Snapshot]
 
     def start(self) -> None:
         """Hand the graph to the device."""
@@ -110,11 +112,14 @@ class Runner:
         sampled = previous.sampled.tokens if previous and previous.sampled else None
         logits = self._logits(plan, inputs, sampled)
         sampling = [row for row in plan.rows if row.samples]
+        snapshots = self.lane.snapshots(plan)
+        kept = [array for s in snapshots for array in s.state.handle.arrays()]
         return Step(
             plan,
             sample(logits, states) if logits is not None else None,
             {row.turn.id: i for i, row in enumerate(sampling)},
-            self.lane.arrays([row.sequence for row in plan.rows]),
+            self.lane.arrays([row.sequence for row in plan.rows]) + kept,
+            snapshots,
         )
 
     def _logits(

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 from ..contract.cache_spec import CacheLayout
-from ..contract.forward import RopeSpec, Segment, StepBatch
+from ..contract.forward import RopeSpec, ScanStep, Segment, StepBatch
 from ..kvcache.flat_cache import FlatCache
 from ..layers.rope import Rotation
 from ..metal.attention import decode_attention, prefill_attention
 from .route import storage_of
+from .scan import scan_rows
 
 
 class FlatContext:
@@ -59,6 +60,18 @@ class FlatContext:
                 cache.write(slot, k[part], v[part], segment.position)
             keys, values = cache.read(slot, segment.position + segment.length)
             parts.append(_attend(segment, q[part], keys, values, scale, softcap))
+        return parts[0] if len(parts) == 1 else mx.concatenate(parts)
+
+    def scan(self, layer: int, inputs: tuple[mx.array, ...], step: ScanStep) -> mx.array:
+        """Run a recurrence; see `ForwardContext.scan`."""
+        spec, compute_dtype = self._layout.state(layer), inputs[0].dtype
+        parts: list[mx.array] = []
+        for segment, cache in zip(self._batch.segments, self._caches, strict=True):
+            before = cache.read_state(layer, spec, segment.position, compute_dtype)
+            shape = (1, segment.length)
+            out, after = scan_rows(layer, inputs, segment.start, shape, before, step)
+            cache.write_state(layer, after, segment.position + segment.length)
+            parts.append(out)
         return parts[0] if len(parts) == 1 else mx.concatenate(parts)
 
 

@@ -8,13 +8,15 @@ import attrs
 import mlx.core as mx
 
 from ..contract.cache_spec import CacheLayout
-from ..contract.forward import RopeSpec, StepBatch
+from ..contract.forward import RopeSpec, ScanStep, StepBatch
 from ..kvcache.device_tables import DeviceTables
 from ..kvcache.layer_pool import LayerPool
+from ..kvcache.state_store import StateRows
 from ..layers.rope import Rotation
 from ..metal.attention import decode_attention, prefill_attention
 from .decode_buckets import DecodeWave
 from .route import storage_of
+from .scan import scan_rows
 
 
 @attrs.frozen(eq=False)
@@ -47,6 +49,7 @@ class PagedContext:
         batch: StepBatch,
         rows: Sequence[int],
         block_size: int,
+        states: Sequence[StateRows] = (),
     ) -> None:
         """Prepare a step.
 
@@ -57,6 +60,7 @@ class PagedContext:
             batch: The step's tokens.
             rows: Row of the table mirrors that each segment's sequence has.
             block_size: Tokens of a block.
+            states: What `StateStore.begin` returned for the step, if a layer keeps a state.
         """
         self._layout = layout
         self._pools = pools
@@ -67,6 +71,7 @@ class PagedContext:
         decode = batch.segments[: self._num_decode]
         self._wave = DecodeWave.of([s.position for s in decode], block_size)
         self._steps = [self._prepare(t, rows, block_size) for t in tables]
+        self._states = states
 
     def _prepare(self, table: DeviceTables, rows: Sequence[int], block_size: int) -> _GroupStep:
         n = self._num_decode
@@ -120,6 +125,23 @@ class PagedContext:
                 keys, values = (p[0, :, :end] for p in pages)
             parts.append(prefill_attention(q[part], keys, values, scale=scale, softcap=softcap))
         return parts[0] if len(parts) == 1 else mx.concatenate(parts)
+
+    def scan(self, layer: int, inputs: tuple[mx.array, ...], step: ScanStep) -> mx.array:
+        """Run a recurrence; see `ForwardContext.scan`."""
+        spec, compute_dtype = self._layout.state(layer), inputs[0].dtype
+        parts: list[mx.array] = []
+        for (start, *shape), rows in zip(self._scan_calls(), self._states, strict=True):
+            before = rows.read(layer, spec, compute_dtype)
+            out, after = scan_rows(layer, inputs, start, (shape[0], shape[1]), before, step)
+            rows.write(layer, after)
+            parts.append(out)
+        return parts[0] if len(parts) == 1 else mx.concatenate(parts)
+
+    def _scan_calls(self) -> list[tuple[int, int, int]]:
+        """Return first token, rows and tokens a row: the decode rows as one, then slices."""
+        n = self._num_decode
+        prefill = [(s.start, 1, s.length) for s in self._batch.segments[n:]]
+        return [(0, n, 1), *prefill] if n else prefill
 
     def _decode(
         self,

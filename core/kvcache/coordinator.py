@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, abc
+from typing import Any
 
 from ..contract.cache_spec import CacheLayout
 from ..errors import CacheMisuseError
@@ -12,8 +13,9 @@ from .block_identity import ExtraKeys, PrefixChain
 from .block_table import BlockTable, blocks_for
 from .group_manager import GroupManager, GrowPool
 from .pending import PendingBlocks
-from .prefix import PrefixHit, find_longest_prefix
+from .prefix import PrefixHit, StateBoundaries, find_longest_prefix
 from .sequence import Sequence, SequenceStatus
+from .state_keeper import KeptState
 from .stats import CacheStats
 
 
@@ -33,11 +35,23 @@ class Coordinator:
         layout: CacheLayout,
         allocators: abc.Sequence[BlockAllocator],
         grow: GrowPool | None = None,
+        boundaries: StateBoundaries | None = None,
     ) -> None:
+        """Make an empty cache.
+
+        Args:
+            layout: The model's cache layout.
+            allocators: One a group. A layout of recurrent layers alone has one allocator too,
+                with no pool behind it: its blocks count tokens and name prefixes.
+            grow: Enlarges a group's pool.
+            boundaries: Where states of recurrent layers are kept; None means nowhere, so
+                that no prefix is ever hit if there are such layers.
+        """
         sizes = {allocator.block_size for allocator in allocators}
-        if len(allocators) != len(layout.groups) or len(sizes) != 1:
+        if len(allocators) != max(1, len(layout.groups)) or len(sizes) != 1:
             raise ValueError(
-                f"{len(layout.groups)} groups need one allocator each and one block size, "
+                f"{len(layout.groups)} groups need one allocator each (without a group there "
+                "is one) and one block size, "
                 f"got {len(allocators)} allocators with block sizes {sorted(sizes)}"
             )
         self.block_size = sizes.pop()
@@ -49,8 +63,11 @@ class Coordinator:
         self.groups = tuple(
             GroupManager(i, allocator, grow) for i, allocator in enumerate(allocators)
         )
+        self._recurrent = bool(layout.states)
+        self._boundaries = boundaries
         self._sequences: dict[SequenceId, Sequence] = {}
         self._pending = PendingBlocks()
+        self._promised = PendingBlocks()
         self._num_publications = 0
         self._prefix_lookups = 0
         self._prefix_hit_tokens = 0
@@ -99,6 +116,7 @@ class Coordinator:
         *,
         salt: SaltDomain = SHARED_DOMAIN,
         extra_keys: abc.Sequence[ExtraKeys] = (),
+        owner: str = "",
     ) -> Sequence:
         """Return a new sequence that holds nothing yet.
 
@@ -107,6 +125,7 @@ class Coordinator:
             tokens: The prompt, or all that is known of a preempted turn; ids of 32 bits.
             salt: Sharing domain.
             extra_keys: What besides tokens decides a block, one tuple a block.
+            owner: The conversation that it belongs to.
 
         Raises:
             CacheMisuseError: The id is in use, or there is no token.
@@ -122,6 +141,7 @@ class Coordinator:
             chain=PrefixChain(self.block_size, salt, extra_keys),
             tables=tuple(BlockTable(self.block_size) for _ in self.groups),
             num_prompt_blocks=len(tokens) // self.block_size,
+            owner=owner,
         )
         self._sequences[sequence_id] = sequence
         return sequence
@@ -131,6 +151,8 @@ class Coordinator:
 
         Changes nothing and takes no reference: the hit is valid until the next `reserve` or
         `purge`. At most all tokens but the last one are hit, since that has to yield logits.
+        With recurrent layers it ends at a boundary whose state is kept: keys and values
+        without the state at just their end are of no use.
 
         Raises:
             CacheMisuseError: The sequence is attached or released.
@@ -140,10 +162,87 @@ class Coordinator:
         chain.extend(sequence.tokens, sequence.num_prompt_blocks)
         limit = (len(sequence.tokens) - 1) // size
         blocks = find_longest_prefix(self.groups, chain, limit)
+        if self._recurrent:
+            held = self._deepest_boundary(chain, len(blocks[0]))
+            awaited = self._promised_boundary(chain, held, limit)
+            state = self._state_at(chain, held)
+            hit = tuple(b[:held] for b in blocks)
+            unbacked = (len(blocks[0]) - held) * size
+            return PrefixHit(held * size, hit, awaited * size, state, unbacked)
         held = awaited = len(blocks[0])
         while awaited < limit and chain.hashes[awaited] in self._pending:
             awaited += 1
         return PrefixHit(held * size, blocks, awaited * size)
+
+    def _deepest_boundary(self, chain: PrefixChain, num_blocks: int) -> int:
+        """Return how many of the first `num_blocks` blocks may be hit, a state at their end."""
+        if self._boundaries is None:
+            return 0
+        return self._boundaries.deepest_boundary(chain.hashes[:num_blocks])
+
+    def _promised_boundary(self, chain: PrefixChain, held: int, limit: int) -> int:
+        """Return the deepest boundary, in blocks, whose state somebody is about to keep."""
+        for num_blocks in range(limit if len(self._promised) else held, held, -1):
+            if chain.hashes[num_blocks - 1] in self._promised:
+                return num_blocks
+        return held
+
+    def promise(self, sequence: Sequence, rungs: abc.Sequence[int]) -> None:
+        """Announce the boundaries at which a sequence's prefill will stop for a checkpoint."""
+        hashes = sequence.chain.hashes
+        promised = [hashes[rung // self.block_size - 1] for rung in rungs]
+        self._promised.claim(sequence.id, promised)
+
+    def shared_prefix(self, one: Sequence, other: Sequence) -> int:
+        """Return the tokens of the whole blocks with which two prompts begin alike.
+
+        At most all tokens but the last one of either; 0 if no layer is recurrent, since then
+        nobody has to stop for what is shared.
+        """
+        if not self._recurrent or self._boundaries is None:
+            return 0
+        size, shared = self.block_size, 0
+        for sequence in (one, other):
+            sequence.chain.extend(sequence.tokens, sequence.num_prompt_blocks)
+        limit = min((len(s.tokens) - 1) // size for s in (one, other))
+        while shared < limit and one.chain.hashes[shared] == other.chain.hashes[shared]:
+            shared += 1
+        return shared * size
+
+    def _state_at(self, chain: PrefixChain, num_blocks: int) -> Any:
+        if self._boundaries is None or num_blocks == 0:
+            return None
+        return self._boundaries.state_at(chain.hashes[num_blocks - 1])
+
+    def confirm_state(self, sequence: Sequence, state: Any) -> None:
+        """Give a sequence its state of recurrent layers; it may be used then."""
+        sequence.state, sequence.latched = state, False
+
+    def reach(self, sequence: Sequence, state: KeptState, *, rung: bool) -> None:
+        """Note that a state at a boundary was computed; the blocks up to there are committed.
+
+        Args:
+            sequence: Whose.
+            state: The state.
+            rung: Publish it at once; otherwise when the sequence ends, if no newer one came.
+        """
+        if (
+            self._boundaries is None
+            or sequence.num_published * self.block_size < state.boundary
+        ):
+            return
+        if rung:
+            self._boundaries.keep(sequence.owner, sequence.chain, state)
+            last = sequence.chain.hashes[state.boundary // self.block_size - 1]
+            self._num_publications += self._promised.withdraw(sequence.id, [last])
+        else:
+            sequence.reached = state
+
+    def rungs(self, sequence: Sequence) -> list[int]:
+        """Return the boundaries at which a sequence's prefill has to stop for a checkpoint."""
+        if not self._recurrent or self._boundaries is None:
+            return []
+        return self._boundaries.rungs(len(sequence.tokens), sequence.frontier)
 
     def find_blocks(self, chain: PrefixChain, first: int, count: int) -> list[BlockId]:
         """Return the ids of published blocks `[first, first + count)` of a chain.
@@ -180,6 +279,8 @@ class Coordinator:
             group.allocator.share(blocks)
             table.extend(blocks)
         sequence.start_at(hit.length)
+        sequence.state = hit.state
+        sequence.latched = self._recurrent and hit.length > 0 and hit.state is None
         self._pending.claim(sequence.id, hashes[num_blocks:])
         self._prefix_lookups += 1
         self._prefix_hit_tokens += hit.length
@@ -231,7 +332,7 @@ class Coordinator:
         Raises:
             CacheMisuseError: The sequence is not attached.
         """
-        sequence.expect(SequenceStatus.ATTACHED, "publish")
+        sequence.expect_usable("publish")
         first, end = sequence.num_published, sequence.frontier // self.block_size
         if first == end:
             return 0
@@ -261,8 +362,12 @@ class Coordinator:
             CacheMisuseError: It is released already.
         """
         sequence.move(SequenceStatus.RELEASED)
+        if self._boundaries is not None and sequence.reached is not None:
+            self._boundaries.keep(sequence.owner, sequence.chain, sequence.reached)
+        sequence.state = sequence.reached = None
         for group, table in zip(self.groups, sequence.tables, strict=True):
             group.allocator.free(table.take_all())
+        self._num_publications += self._promised.withdraw(sequence.id, sequence.chain.hashes)
         unpublished = sequence.chain.hashes[sequence.num_published :]
         self._num_publications += self._pending.withdraw(sequence.id, unpublished)
         del self._sequences[sequence.id]
@@ -272,6 +377,8 @@ class Coordinator:
 
     def purge(self) -> None:
         """Unpublish everything in every group; live sequences go on."""
+        if self._boundaries is not None:
+            self._boundaries.clear()
         for group in self.groups:
             group.allocator.purge()
 

@@ -7,22 +7,31 @@ path has something to be compared with, and to be rolled back to.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import attrs
 import mlx.core as mx
 
+from ..contract.cache_spec import RecurrentState
+from ..contract.forward import State
 from ..errors import CacheExhaustedError, CacheMisuseError
 from ..ids import SaltDomain, SequenceId
+from .state_store import zero_state
 
 GROWTH_TOKENS = 256
 """Arrays grow by multiples of this many tokens."""
 
 
 class FlatCache:
-    """Keys and values of one sequence, `[Hk, capacity, D]` a layer, written at a position."""
+    """What the layers keep of one sequence.
+
+    Attention layers: keys and values `[Hk, capacity, D]`, written at a position. Recurrent
+    layers: the state of one position, replaced as a whole.
+    """
 
     def __init__(self) -> None:
         self._arrays: dict[tuple[int, int], tuple[mx.array, mx.array]] = {}
+        self._states: dict[int, tuple[int, State]] = {}  # layer -> position, state
 
     def write(self, slot: tuple[int, int], k: mx.array, v: mx.array, position: int) -> None:
         """Write `k [L, Hk, D]` and `v [L, Hk, Dv]` at `[position, position + L)`.
@@ -46,9 +55,29 @@ class FlatCache:
         keys, values = self._arrays[slot]
         return keys[:, :end], values[:, :end]
 
+    def write_state(self, layer: int, state: State, position: int) -> None:
+        """Keep a layer's state, the sum of positions `[0, position)`."""
+        self._states[layer] = (position, state)
+
+    def read_state(
+        self, layer: int, spec: RecurrentState, position: int, compute_dtype: mx.Dtype
+    ) -> State:
+        """Return a layer's state `[1, *shape]` at `position`; zeros at 0.
+
+        Raises:
+            CacheMisuseError: The state that is kept is the one of another position.
+        """
+        known, state = self._states.get(layer) or (0, zero_state(spec, 1, compute_dtype))
+        if known != position:
+            raise CacheMisuseError(
+                f"scan layer {layer} at position {position}", f"its state is that of {known}"
+            )
+        return state
+
     def arrays(self) -> list[mx.array]:
         """Return the arrays as they are now, to be evaluated with a step."""
-        return [array for pair in self._arrays.values() for array in pair]
+        states = (state for _, state in self._states.values())
+        return [array for kept in (*self._arrays.values(), *states) for array in kept]
 
 
 def _empty_like(x: mx.array) -> mx.array:
@@ -89,6 +118,7 @@ class NoHit:
 
     length: int = 0
     awaited: int = 0
+    unbacked: int = 0
 
 
 class FlatCoordinator:
@@ -122,7 +152,12 @@ class FlatCoordinator:
         return self.num_available
 
     def open(
-        self, sequence_id: SequenceId, tokens: Sequence[int], *, salt: SaltDomain
+        self,
+        sequence_id: SequenceId,
+        tokens: Sequence[int],
+        *,
+        salt: SaltDomain,
+        owner: str = "",
     ) -> FlatSequence:
         """Return a new sequence."""
         return FlatSequence(sequence_id)
@@ -168,6 +203,20 @@ class FlatCoordinator:
         if sequence.cursor - n < sequence.frontier:
             raise CacheMisuseError("roll back", f"the frontier is at {sequence.frontier}")
         sequence.cursor -= n
+
+    def shared_prefix(self, one: FlatSequence, other: FlatSequence) -> int:
+        """Return 0: nothing is shared."""
+        return 0
+
+    def promise(self, sequence: FlatSequence, rungs: Sequence[int]) -> None:
+        """Do nothing: no state is kept."""
+
+    def reach(self, sequence: FlatSequence, state: Any, *, rung: bool) -> None:
+        """Do nothing: no state is kept."""
+
+    def rungs(self, sequence: FlatSequence) -> list[int]:
+        """Return none: no state is kept."""
+        return []
 
     def publish(self, sequence: FlatSequence) -> int:
         """Return 0: nothing is shared."""

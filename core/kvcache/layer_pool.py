@@ -55,6 +55,11 @@ class LayerPool:
         return [mx.zeros(full, self._dtype) for _ in range(self._num_layers)]
 
     @property
+    def dtype(self) -> mx.Dtype:
+        """Of keys and values."""
+        return self._dtype
+
+    @property
     def num_blocks(self) -> int:
         """Blocks, the null block included."""
         return self._num_blocks

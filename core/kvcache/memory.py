@@ -111,11 +111,13 @@ class PoolPlan:
         initial_blocks: Blocks at load, the null block included.
         max_blocks: Blocks that growth may reach.
         effective_window_tokens: The longest sequence that the largest pool holds.
+        state_bytes: What the recurrent states of all running sequences take beside the pools.
     """
 
     initial_blocks: int
     max_blocks: int
     effective_window_tokens: int
+    state_bytes: int = 0
 
     @property
     def dynamic(self) -> bool:
@@ -137,30 +139,45 @@ def plan_pools(
     """Return how many blocks every group of `layout` gets.
 
     Args:
-        layout: Its groups are all full attention, so each needs the same blocks a token.
+        layout: Its groups are all full attention, so each needs the same blocks a token. If
+            it has none, blocks cost nothing and there are as many as sequences can fill.
         block_size: Tokens of a block.
         itemsize: Bytes of an element.
         max_context_tokens: The longest sequence that the model takes.
         max_num_seqs: Sequences that run at once; more blocks than they can fill are not made.
         max_bytes: Most that all pools may take; None means 2048 MiB.
         initial_bytes: What they take at load; None means the most.
-        available_bytes: What the device has left; None means that it is not known.
+        available_bytes: What the device has left for pools and recurrent states; None means
+            that it is not known.
 
     Raises:
-        MemoryBudgetError: There is no room for one block beside the null block.
+        MemoryBudgetError: There is no room for one block beside the null block, or none for
+            the states of `max_num_seqs` sequences.
     """
+    state_bytes = max_num_seqs * layout.state_bytes(itemsize)
+    if available_bytes is not None:
+        available_bytes = _beside_states(available_bytes, state_bytes, max_num_seqs)
     block_bytes = sum(
         layout.block_bytes(group, block_size, itemsize) for group in range(len(layout.groups))
     )
     max_bytes = DEFAULT_POOL_BYTES if max_bytes is None else max_bytes
     max_bytes = max_bytes if available_bytes is None else min(max_bytes, available_bytes)
     useful = 1 + max_num_seqs * blocks_for(max_context_tokens, block_size)
-    max_blocks = min(_blocks_in(max_bytes, block_bytes), useful)
+    max_blocks = min(_blocks_in(max_bytes, block_bytes), useful) if block_bytes else useful
     initial = max_blocks
-    if initial_bytes is not None:
+    if initial_bytes is not None and block_bytes:
         initial = min(_blocks_in(initial_bytes, block_bytes), max_blocks)
     window = min(max_context_tokens, (max_blocks - 1) * block_size)
-    return PoolPlan(initial, max_blocks, window)
+    return PoolPlan(initial, max_blocks, window, state_bytes)
+
+
+def _beside_states(available_bytes: int, state_bytes: int, max_num_seqs: int) -> int:
+    if state_bytes > available_bytes:
+        raise MemoryBudgetError(
+            f"the recurrent states of {max_num_seqs} sequences take {_ceil_mib(state_bytes)} "
+            f"MiB, {_floor_mib(available_bytes)} MiB are left: lower max_num_seqs"
+        )
+    return available_bytes - state_bytes
 
 
 def _blocks_in(num_bytes: int, block_bytes: int) -> int:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 
+from ..ids import BlockHash
 from .block import Block
 from .block_identity import PrefixChain
 from .group_manager import GroupManager
+
+if TYPE_CHECKING:
+    from .state_keeper import KeptState
 
 
 @attrs.frozen(eq=False)
@@ -20,11 +25,43 @@ class PrefixHit:
         blocks: Per group its blocks, first block first. No reference is held.
         awaited: Tokens, at least `length`: so much will be held once the live sequences that
             are computing those blocks have published them.
+        state: State of recurrent layers behind it; None without such layers.
+        unbacked: Tokens behind it whose blocks are held, but not the state at their end.
     """
 
     length: int
     blocks: tuple[list[Block], ...]
     awaited: int
+    state: Any = None
+    unbacked: int = 0
+
+
+class StateBoundaries(Protocol):
+    """Keeps states of recurrent layers at boundaries; see `StateKeeper`."""
+
+    def deepest_boundary(self, hashes: Sequence[BlockHash]) -> int:
+        """Return how many leading blocks end at the deepest boundary with a state; or 0.
+
+        Args:
+            hashes: A chain, first block first.
+        """
+        ...
+
+    def state_at(self, block_hash: BlockHash) -> Any:
+        """Return the state behind the prefix that ends with that block; None without one."""
+        ...
+
+    def keep(self, owner: str, chain: PrefixChain, state: KeptState) -> None:
+        """Publish a state of a chain whose blocks up to there are published."""
+        ...
+
+    def rungs(self, num_tokens: int, cached: int) -> list[int]:
+        """Return the boundaries at which a prefill has to stop for a checkpoint."""
+        ...
+
+    def clear(self) -> None:
+        """Forget every state."""
+        ...
 
 
 def find_longest_prefix(

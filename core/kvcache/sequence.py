@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from collections import abc
 from collections.abc import Mapping
+from typing import Any
 
 import attrs
 
@@ -12,6 +13,7 @@ from ..errors import CacheMisuseError
 from ..ids import SaltDomain, SequenceId
 from .block_identity import ExtraKeys, PrefixChain
 from .block_table import BlockTable
+from .state_keeper import KeptState
 
 
 class SequenceStatus(enum.Enum):
@@ -56,6 +58,11 @@ class Sequence:
         frontier: Positions committed.
         num_published: Leading full blocks that the prefix table knows, by this sequence or
             another.
+        owner: The conversation that it belongs to; "" where nobody said so.
+        state: State of recurrent layers at `num_hit_tokens`, for the first step to go on
+            from; the lane takes it.
+        latched: Its prefix has no such state: nothing of it may be used or published.
+        reached: The newest state at a boundary that it has computed, published at its end.
         status: Where it is in its life; only `move` changes it.
     """
 
@@ -68,6 +75,10 @@ class Sequence:
     cursor: int = 0
     frontier: int = 0
     num_published: int = 0
+    owner: str = ""
+    state: Any = None
+    latched: bool = False
+    reached: KeptState | None = None
     status: SequenceStatus = SequenceStatus.NEW
 
     @property
@@ -99,6 +110,19 @@ class Sequence:
         if self.status is not status:
             raise self._misuse(operation, f"it is {self.status.value}, not {status.value}")
 
+    def expect_usable(self, operation: str) -> None:
+        """Refuse `operation` unless the sequence is attached and its prefix has its state.
+
+        Raises:
+            CacheMisuseError: It is not, or has none: blocks of a hit were found without the
+                state of recurrent layers that belongs to them.
+        """
+        self.expect(SequenceStatus.ATTACHED, operation)
+        if self.latched:
+            raise self._misuse(
+                operation, "its prefix came without the state that belongs to it"
+            )
+
     def start_at(self, num_tokens: int) -> None:
         """Become attached, with the first `num_tokens` positions taken over."""
         self.move(SequenceStatus.ATTACHED)
@@ -117,7 +141,7 @@ class Sequence:
         Raises:
             CacheMisuseError: It is not, or the sequence is not attached.
         """
-        self.expect(SequenceStatus.ATTACHED, "record")
+        self.expect_usable("record")
         known = len(self.tokens) + len(tokens)
         if known > self.cursor + 1:
             raise self._misuse(
@@ -133,7 +157,7 @@ class Sequence:
             CacheMisuseError: It would pass the cursor or the known tokens, or go back, or the
                 sequence is not attached.
         """
-        self.expect(SequenceStatus.ATTACHED, "commit")
+        self.expect_usable("commit")
         bound = min(self.cursor, len(self.tokens)) - self.frontier
         if not 0 <= num_tokens <= bound:
             raise self._misuse(f"commit {num_tokens} tokens", f"there are {bound} to commit")

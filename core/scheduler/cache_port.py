@@ -21,6 +21,11 @@ class Hit(Protocol):
         """Tokens that will be usable once another live sequence has computed them."""
         ...
 
+    @property
+    def unbacked(self) -> int:
+        """Tokens behind it whose blocks are held, but not the state at their end."""
+        ...
+
 
 class CachePort(Protocol):
     """The cache of all sequences as one transaction."""
@@ -52,7 +57,14 @@ class CachePort(Protocol):
         """Return what `num_available` will be once the hit is attached."""
         ...
 
-    def open(self, sequence_id: SequenceId, tokens: Sequence[int], *, salt: SaltDomain) -> Any:
+    def open(
+        self,
+        sequence_id: SequenceId,
+        tokens: Sequence[int],
+        *,
+        salt: SaltDomain,
+        owner: str = "",
+    ) -> Any:
         """Return a new sequence that holds nothing yet."""
         ...
 
@@ -62,6 +74,22 @@ class CachePort(Protocol):
 
     def attach(self, sequence: Any, hit: Any) -> None:
         """Give the sequence the hit's blocks."""
+        ...
+
+    def shared_prefix(self, one: Any, other: Any) -> int:
+        """Return the tokens with which two prompts begin alike, if one has to stop there."""
+        ...
+
+    def promise(self, sequence: Any, rungs: Sequence[int]) -> None:
+        """Announce where a sequence's prefill will stop, to those that may wait for it."""
+        ...
+
+    def rungs(self, sequence: Any) -> Sequence[int]:
+        """Return the positions at which a sequence's prefill has to stop."""
+        ...
+
+    def reach(self, sequence: Any, state: Any, *, rung: bool) -> None:
+        """Note that a sequence has the state at a published boundary, for others to find."""
         ...
 
     def reserve(self, sequence: Any, n: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import attrs
 
@@ -16,10 +16,12 @@ class RestoreProgress:
     Attributes:
         num_tokens: Tokens whose blocks have been written since the last look.
         done: Nothing more will come.
+        state: State at the end of them, for others to find; None without recurrent layers.
     """
 
     num_tokens: int
     done: bool
+    state: Any = None
 
 
 class ColdPort(Protocol):

@@ -8,6 +8,7 @@ calls, and the plan of step n+1 is made before step n is settled.
 from __future__ import annotations
 
 import bisect
+import itertools
 from collections.abc import Sequence
 
 import attrs
@@ -157,6 +158,7 @@ class Scheduler:
         """Return the tokens up to the next pinned break, as far as the budget goes."""
         chunk, cursor = self._settings.prefill_chunk_size, turn.sequence.cursor
         to_break = chunk - (cursor - turn.grid_origin) % chunk
+        to_break = min([to_break, *(rung - cursor for rung in turn.rungs if rung > cursor)])
         length = min(turn.num_uncomputed, to_break, self._settings.long_prefill_tokens)
         if not self._row_exact:
             return min(length, attempt.budget)
@@ -238,13 +240,21 @@ class Scheduler:
             if not self._try_admit(turn, attempt):
                 return
 
-    def _try_admit(self, turn: Turn, attempt: Attempt) -> bool:
-        """Admit, or put aside for a prefix; False if there are not enough blocks."""
+    def _opened(self, turn: Turn) -> Turn:
+        """Return a turn that has a sequence."""
         if turn.sequence is None:
             turn.sequence = self._cache.open(
-                SequenceId(self._next_sequence), turn.tokens, salt=turn.salt
+                SequenceId(self._next_sequence),
+                turn.tokens,
+                salt=turn.salt,
+                owner=turn.owner,
             )
             self._next_sequence += 1
+        return turn
+
+    def _try_admit(self, turn: Turn, attempt: Attempt) -> bool:
+        """Admit, or put aside for a prefix; False if there are not enough blocks."""
+        self._opened(turn)
         hit = self._cache.match_prefix(turn.sequence)
         if hit.awaited > hit.length:
             self._deferred[turn.id] = self._cache.num_publications
@@ -254,6 +264,8 @@ class Scheduler:
         if needed + self._watermark() > self._cache.available_beside(hit):
             self.counters.admission_deferred_blocks += 1
             return False
+        if turn.cached_tokens is None:
+            turn.held_tokens = hit.length + hit.unbacked
         extension = self._cold.propose(turn, hit.length) if self._cold else 0
         self._cache.attach(turn.sequence, hit)
         self._waiting.remove(turn)
@@ -269,9 +281,23 @@ class Scheduler:
         """Let a turn run from what its sequence holds."""
         turn.move(TurnStatus.RUNNING)
         turn.grid_origin = turn.sequence.frontier
+        turn.rungs = self._rungs(turn)
+        self._cache.promise(turn.sequence, turn.rungs)
         if turn.cached_tokens is None:
             turn.cached_tokens = turn.sequence.frontier
         bisect.insort(self._running, turn, key=lambda t: t.id)
+
+    def _rungs(self, turn: Turn) -> list[int]:
+        """Return where a turn's prefill stops for its state: also for those who wait for it."""
+        waiting = itertools.islice(self._waiting, self._settings.max_num_seqs)
+        for_others = {
+            self._cache.shared_prefix(turn.sequence, self._opened(other).sequence)
+            for other in waiting
+            if other.salt == turn.salt and not other.num_in_flight  # else it is not all known
+        }
+        own = self._cache.rungs(turn.sequence)
+        frontier = turn.sequence.frontier
+        return sorted({*own, *(rung for rung in for_others if rung > frontier)})
 
     # -- restores --------------------------------------------------------------------------
 
@@ -295,6 +321,8 @@ class Scheduler:
         progress = self._cold.advance(turn, idle=not self._running)
         self._cache.commit(turn.sequence, progress.num_tokens)
         self._cache.publish(turn.sequence)
+        if progress.state is not None:
+            self._cache.reach(turn.sequence, progress.state, rung=True)
         if turn.cached_tokens is None:
             turn.restored_tokens += progress.num_tokens
         if progress.done:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -55,13 +55,17 @@ class Turn:
         num_prompt_tokens: How many of them are the prompt.
         max_tokens: Tokens to generate at most, clamped to context and cache.
         salt: Sharing domain.
+        owner: The conversation that it belongs to; "" where nobody said so.
         sequence: The cache side; None before admission and after release.
         grid_origin: Position from which the grid of prefill breaks counts.
+        rungs: Positions at which its prefill stops besides, for a checkpoint of its state.
         num_in_flight: Sampled tokens that have not been read: 0 or 1 when a step is planned,
             2 for the moment between its planning and the settling of the step before.
         cached_tokens: Prompt tokens found in the cache at first admission, in memory or on
             disk; None before it.
         restored_tokens: Those of them that came from disk.
+        held_tokens: Tokens whose blocks were in memory then, with or without the state at
+            their end.
         miss: What the cold tier said about the rest of the prefix at first admission.
         preemptions: How often its blocks were taken.
         spilled: Whether they were written to disk before, the last time.
@@ -72,13 +76,16 @@ class Turn:
     tokens: list[int]
     max_tokens: int
     salt: SaltDomain = SHARED_DOMAIN
+    owner: str = ""
     num_prompt_tokens: int = attrs.field(init=False)
     status: TurnStatus = attrs.field(init=False, default=TurnStatus.WAITING)
     sequence: Any = attrs.field(init=False, default=None)
     grid_origin: int = attrs.field(init=False, default=0)
+    rungs: Sequence[int] = attrs.field(init=False, default=())
     num_in_flight: int = attrs.field(init=False, default=0)
     cached_tokens: int | None = attrs.field(init=False, default=None)
     restored_tokens: int = attrs.field(init=False, default=0)
+    held_tokens: int = attrs.field(init=False, default=0)
     miss: str | None = attrs.field(init=False, default=None)
     preemptions: int = attrs.field(init=False, default=0)
     spilled: bool = attrs.field(init=False, default=False)

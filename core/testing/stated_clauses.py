@@ -90,7 +90,7 @@ class StatedClauses:
     def test_cold_restore_statement(self, subject: Subject) -> None:
         """CT-1: a family says whether its prefixes may come back from disk, and why."""
         family, config = subject.family, subject.family.parse_config(subject.config)
-        policy = family.build_sidecar_policy(config)
+        policy = family.build_sidecar_policy(config, "float32")
 
         for asked in (None, config):
             eligibility = family.cold_restore_eligibility(asked)

@@ -67,12 +67,12 @@ class Subject:
         return open_checkpoint(self.path, dtype=None)
 
     def cache_mb(self, num_tokens: int) -> int:
-        """Return the MiB that hold `num_tokens` tokens of all layers in float32."""
+        """Return the MiB, at least one, that hold `num_tokens` tokens in float32."""
         layout = self.family.declare_cache_groups(self.family.parse_config(self.config))
         token_bytes = sum(
             layout.block_bytes(group, 1, FLOAT32_BYTES) for group in range(len(layout.groups))
         )
-        return math.ceil(num_tokens * token_bytes / 2**20)
+        return max(1, math.ceil(num_tokens * token_bytes / 2**20))
 
     def load(self, **settings: Any) -> Model:
         """Load the checkpoint in float32, where two paths differ by less than any margin.

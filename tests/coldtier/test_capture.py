@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from neve.coldtier.capture import STAMP_STEP_NS, Capture, CaptureBudget, StopReason
-from neve.coldtier.keys import ObjectName
+from neve.coldtier.keys import ColdChain, ObjectName
 from neve.coldtier.writer import WriteJob
-from neve.ids import ColdKey
+from neve.ids import ColdKey, Fingerprint
 
 STAMP_NS = 10**18
 
@@ -73,6 +73,7 @@ def make_capture(num_blocks=5, source=None, *, blocks=100, seconds=1.0) -> Captu
         return lambda: [memoryview(b"block %d: " % index), *pages]
 
     return Capture(
+        ColdChain(Fingerprint(bytes(32)), 4),
         make_names(num_blocks),
         source or FakeSource(),
         encode,

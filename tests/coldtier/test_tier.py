@@ -118,7 +118,7 @@ def capture(tier, tokens=TOKENS, num_blocks=LIMIT, salt=SHARED_DOMAIN, held=10**
 def offer(tier, walk, chain, num_blocks, tokens=TOKENS, layout=STATE):
     """Write the state at a boundary, and wait for the disk."""
     payload = [memoryview(piece) for piece in state_of(tokens, num_blocks * SIZE)]
-    state = StateOffer(num_blocks, layout, payload)
+    state = StateOffer(num_blocks, layout, lambda: payload)
     outcome = tier.offer_state(chain, tokens, walk, state, time.monotonic() + SECONDS)
     tier.drain(SECONDS)
     return outcome
@@ -461,7 +461,7 @@ def test_scaled_layout_is_the_boundarys(make_tier):
     walk, chain = capture(tier)
     rows = [memoryview(bytes(8 * 2 * 4))]
     outcomes = [
-        tier.offer_state(chain, TOKENS, walk, StateOffer(2, layout, rows), SECONDS)
+        tier.offer_state(chain, TOKENS, walk, StateOffer(2, layout, lambda: rows), SECONDS)
         for layout in (window, policy.expected_at(8))
     ]
     tier.drain(SECONDS)

@@ -210,4 +210,12 @@ def test_plan_is_the_longest_backed_run(known, on_disk, states, bounds, with_pol
     assert (found.first, found.end) == (first, expected)
     assert [b.num_blocks for b in found.backings] == (backed if with_policy else [])
     assert (found.cause is None) == (expected == limit)
-    assert len(set(index.looks) - {names[i] for i in on_disk}) == (end < limit)
+    missed = {name for name in index.looks if name.group is ColdGroup.KV}
+    assert len(missed - {names[i] for i in on_disk}) == (end < limit)
+
+
+def test_a_sidecar_of_another_process_is_found():
+    """SD-1, CT-9: what was written after our scan backs a restore, where it helps most."""
+    index = FakeIndex(block_names(5), state_names([2, 4]))
+
+    assert plan(index, policy=POLICY).num_blocks == 4

@@ -11,12 +11,19 @@ from neve.contract.cache_spec import (
     CacheLayout,
     FullAttention,
     Owned,
+    Recurrent,
+    RecurrentState,
+    StateTensor,
     Uncached,
     group_layers,
+    layer_routes,
     uniform_layout,
 )
 
 NARROW, WIDE = FullAttention(2, 8), FullAttention(1, 16)
+
+CONV = RecurrentState([StateTensor("conv", (3, 8))])
+DELTA = RecurrentState([StateTensor("conv", (3, 8)), StateTensor("sum", (2, 4, 4), "float32")])
 
 specs = st.builds(
     FullAttention,
@@ -51,6 +58,56 @@ def test_a_broken_rule_names_its_layer_or_group(
     """GR-1: a layout that breaks a rule cannot be built; the error says where."""
     with pytest.raises(ValueError, match=sentence):
         CacheLayout(groups, routes)
+
+
+@pytest.mark.parametrize(
+    ("states", "routes", "sentence"),
+    [
+        ([CONV, DELTA, CONV], [Recurrent(0, 0), Recurrent(1, 0)], "state groups 0 and 2"),
+        ([], [Recurrent(0, 0)], "layer 0: there is no state group 0"),
+        ([CONV], [Recurrent(-1, 0)], "layer 0: there is no state group -1"),
+        ([CONV], [Owned(0, 0)], "layer 0: there is no group 0"),
+        ([CONV], [Uncached()], "state group 0 has no layer"),
+        ([CONV], [Recurrent(0, 1)], "state group 0: ordinals"),
+        ([CONV], [Recurrent(0, 0), Recurrent(0, 0)], "state group 0: ordinals"),
+        ([CONV], [Recurrent(0, 0), Alias(0)], "layer 1: anchor 0 owns no storage"),
+    ],
+)
+def test_a_broken_rule_of_states_names_its_layer_or_group(
+    states: list[RecurrentState], routes: list[Any], sentence: str
+) -> None:
+    """GR-1: recurrent layers follow the rules of attention layers, in groups of their own."""
+    with pytest.raises(ValueError, match=sentence):
+        CacheLayout([], routes, states=states)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("", (2,)), "name"),
+        (("a", ()), "shape"),
+        (("a", (2, 0)), "shape"),
+        (("a", (2,), "int8"), "dtype"),
+        (("a", (2,), "f32"), "dtype"),
+    ],
+)
+def test_a_state_tensor_has_a_name_a_shape_and_a_float_dtype(
+    arguments: tuple[Any, ...], sentence: str
+) -> None:
+    """GR-1: a tensor that cannot be built is refused; the error names the field."""
+    with pytest.raises(ValueError, match=sentence):
+        StateTensor(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "sentence"), [([], "tensors"), ([StateTensor("a", (1,))] * 2, "names")]
+)
+def test_a_state_has_tensors_of_different_names(
+    tensors: list[StateTensor], sentence: str
+) -> None:
+    """GR-1: a state without tensors, or with two of one name, cannot be built."""
+    with pytest.raises(ValueError, match=sentence):
+        RecurrentState(tensors)
 
 
 @pytest.mark.parametrize("field", ["kv_heads", "head_dim", "v_head_dim"])
@@ -97,6 +154,43 @@ def test_a_uniform_layout_is_one_group(spec: FullAttention, num_layers: int) -> 
 
     assert layout == group_layers([spec] * num_layers)
     assert [layout.owner(i).ordinal for i in range(num_layers)] == list(range(num_layers))
+
+
+@settings(deadline=None)
+@given(st.lists(st.one_of(specs, st.sampled_from([CONV, DELTA, None])), min_size=1))
+def test_routed_layers_are_a_valid_layout(layers: list[Any]) -> None:
+    """GR-1: each layer of any kind leads to its own spec; without one it keeps nothing."""
+    layout = layer_routes(layers)
+
+    for layer, (spec, route) in enumerate(zip(layers, layout.routes, strict=True)):
+        if spec is None:
+            assert route == Uncached()
+        elif isinstance(spec, RecurrentState):
+            assert layout.state(layer) == spec
+            assert route == Recurrent(layout.states.index(spec), layers[:layer].count(spec))
+        else:
+            assert layout.groups[layout.owner(layer).group] == spec
+
+
+def test_layers_without_a_state_have_none() -> None:
+    """GR-1: attention layers and layers that keep nothing lead to no state."""
+    layout = layer_routes([CONV, NARROW, None])
+
+    assert layout.state(0) == CONV
+    for layer in (1, 2):
+        with pytest.raises(ValueError, match=f"layer {layer} has no state"):
+            layout.state(layer)
+    with pytest.raises(ValueError, match="layer 0 has no cache"):
+        layout.owner(0)
+
+
+def test_a_sequences_state_takes_all_its_layers_and_tensors() -> None:
+    """GR-5: its bytes follow from shapes and dtypes; a declared dtype is not the model's."""
+    layout = layer_routes([CONV, NARROW, DELTA, DELTA])
+
+    assert layout.state_bytes(itemsize=2) == 24 * 2 + 2 * (24 * 2 + 32 * 4)
+    assert layout.state_bytes(itemsize=4) == 24 * 4 + 2 * (24 * 4 + 32 * 4)
+    assert uniform_layout(NARROW, 3).state_bytes(4) == 0
 
 
 def test_an_alias_leads_to_its_anchors_storage() -> None:

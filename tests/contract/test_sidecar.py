@@ -8,11 +8,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from neve.coldtier.keys import ColdGroup
+from neve.contract.cache_spec import (
+    FullAttention,
+    RecurrentState,
+    StateTensor,
+    layer_routes,
+)
 from neve.contract.sidecar import (
     SIDECAR_GROUPS,
     SidecarLayout,
     SidecarPolicy,
     SidecarTensor,
+    recurrent_policy,
 )
 
 WINDOW = 512
@@ -123,3 +130,67 @@ def test_a_layout_has_1_to_16_tensors_a_layer(field: str, value: Any) -> None:
     """SD-2: a layout without layers or tensors, or with two of one name, is refused."""
     with pytest.raises(ValueError, match=field):
         attrs.evolve(LAYOUT, **{field: value})
+
+
+# -- recurrent layers --------------------------------------------------------------------
+
+CONV_AND_SSM = RecurrentState(
+    [StateTensor("conv", (3, 64)), StateTensor("ssm", (4, 8, 16), "float32")]
+)
+ATTENTION = FullAttention(1, 8)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_a_recurrent_familys_sidecar_follows_its_layout(dtype: str) -> None:
+    """SD-3, SD-10: one entry a recurrent layer; without a dtype of its own, in the model's."""
+    layout = layer_routes([CONV_AND_SSM, ATTENTION, CONV_AND_SSM, None, CONV_AND_SSM])
+    policy = recurrent_policy("ssm_state", layout, dtype)
+    expected = SidecarLayout(
+        3,
+        [
+            SidecarTensor("conv", (3, 64), dtype),
+            SidecarTensor("ssm", (4, 8, 16), "float32"),
+        ],
+    )
+
+    assert policy == SidecarPolicy("ssm_state", expected)
+    assert policy.layout.num_bytes == 3 * layout.states[0].num_bytes(
+        4 if dtype == "float32" else 2
+    )
+
+
+@given(st.integers(1, 10**6))
+def test_recurrent_state_is_as_large_at_any_boundary(boundary: int) -> None:
+    """SD-2: a state sums up however many tokens in the same tensors."""
+    policy = recurrent_policy("gdn_state", layer_routes([CONV_AND_SSM]), "bfloat16")
+
+    assert policy.expected_at(boundary) == policy.layout
+
+
+def test_policies_of_two_dtypes_or_families_differ() -> None:
+    """SD-7: a sidecar of another dtype or another family's is never the expected one."""
+    layout = layer_routes([CONV_AND_SSM, ATTENTION])
+    policies = [
+        recurrent_policy("ssm_state", layout, "float16"),
+        recurrent_policy("ssm_state", layout, "bfloat16"),
+        recurrent_policy("gdn_state", layout, "bfloat16"),
+    ]
+
+    assert len(set(map(str, policies))) == len(policies)
+
+
+@pytest.mark.parametrize(
+    "specs",
+    [[ATTENTION], [CONV_AND_SSM, RecurrentState([StateTensor("conv", (2, 64))])]],
+    ids=["none", "two"],
+)
+def test_a_sidecar_holds_one_kind_of_state(specs: list[Any]) -> None:
+    """SD-2: a layout without recurrent layers, or with two kinds, has no such policy."""
+    with pytest.raises(ValueError, match="one kind of state"):
+        recurrent_policy("gdn_state", layer_routes(specs), "float32")
+
+
+def test_a_dtype_that_no_sidecar_holds_is_refused() -> None:
+    """SD-2: what could not be written back exactly is not declared."""
+    with pytest.raises(ValueError, match="dtype"):
+        recurrent_policy("gdn_state", layer_routes([CONV_AND_SSM]), "int8")

@@ -149,7 +149,7 @@ def _attend_one(
 class Lane(Protocol):
     """Something that makes contexts for sequences that it knows by name."""
 
-    def context(self, batch: StepBatch, names: Sequence[str]) -> ForwardContext: ...
+    def context(self, batch: StepBatch, names: Sequence[str]) -> Any: ...
 
 
 class NaiveLane:
@@ -157,7 +157,7 @@ class NaiveLane:
         self._layout = layout
         self._histories: dict[str, dict[int, list[tuple[mx.array, mx.array]]]] = {}
 
-    def context(self, batch: StepBatch, names: Sequence[str]) -> ForwardContext:
+    def context(self, batch: StepBatch, names: Sequence[str]) -> Any:  # attention alone
         histories = [self._histories.setdefault(name, {}) for name in names]
         return NaiveContext(self._layout, histories, batch)
 

@@ -1,10 +1,18 @@
 from __future__ import annotations
 
+from collections import abc
 from collections.abc import Callable
 
 import pytest
 
-from neve.contract.cache_spec import CacheLayout, FullAttention, Owned
+from neve.contract.cache_spec import (
+    CacheLayout,
+    FullAttention,
+    Owned,
+    RecurrentState,
+    StateTensor,
+    layer_routes,
+)
 from neve.errors import CacheExhaustedError, CacheMisuseError, MemoryBudgetError
 from neve.ids import BlockHash, SaltDomain, SequenceId
 from neve.kvcache import block_identity
@@ -12,7 +20,8 @@ from neve.kvcache.block_allocator import BlockAllocator
 from neve.kvcache.block_identity import BlockIdentity
 from neve.kvcache.coordinator import Coordinator
 from neve.kvcache.prefix import PrefixHit
-from neve.kvcache.sequence import Sequence
+from neve.kvcache.sequence import Sequence, SequenceStatus
+from neve.kvcache.state_keeper import KeptState, StateKeeper
 
 MakeCoordinator = Callable[..., Coordinator]
 Start = Callable[..., Sequence]
@@ -508,3 +517,293 @@ def test_the_layout_must_fit(make_layout: Callable[[int], CacheLayout]) -> None:
         Coordinator(make_layout(2), [small, large])
     with pytest.raises(ValueError, match="multiple of 8, got 4"):
         Coordinator(eights, [small])
+
+
+# -- recurrent layers --------------------------------------------------------------------
+
+STATE = RecurrentState([StateTensor("s", (4,))])
+RECURRENT = [layer_routes([STATE, FullAttention(1, 8), STATE]), layer_routes([STATE])]
+
+
+class Boundaries(StateKeeper):
+    """States at the ends of some blocks, counted from the head of a chain."""
+
+    def __init__(self, *num_blocks: int) -> None:
+        super().__init__(4, 1, max_bytes=64)
+        self.kept = num_blocks
+
+    def deepest_boundary(self, hashes: abc.Sequence[BlockHash]) -> int:
+        return max((kept for kept in self.kept if kept <= len(hashes)), default=0)
+
+    def state_at(self, block_hash: BlockHash) -> str | None:
+        return "a state"
+
+
+class Forgetful(Boundaries):
+    """Says where there are states, and has none of them."""
+
+    def state_at(self, block_hash: BlockHash) -> None:
+        return None
+
+
+def make_recurrent(boundaries: StateKeeper | None = None, num_blocks: int = 16) -> Coordinator:
+    keeper = boundaries or StateKeeper(4, 1, max_bytes=64)
+    return Coordinator(RECURRENT[0], [BlockAllocator(num_blocks, 4)], boundaries=keeper)
+
+
+@pytest.mark.parametrize("layout", RECURRENT, ids=["hybrid", "recurrent only"])
+def test_keys_without_a_state_are_no_hit(
+    layout: CacheLayout, prefill: Start, attach: Start
+) -> None:
+    """GR-5: where no state is kept no prefix is hit, however many of its blocks are."""
+    coordinator = Coordinator(layout, [BlockAllocator(16, 4)])
+    prefill(coordinator, 1, range(13))
+    second = coordinator.open(SequenceId(2), range(13))
+    hit = coordinator.match_prefix(second)
+
+    assert (hit.length, hit.awaited, hit.blocks) == (0, 0, ([],))
+    coordinator.attach(second, hit)
+    coordinator.reserve(second, 13)
+    assert second.num_hit_tokens == 0
+    coordinator.check()
+
+
+@pytest.mark.parametrize("layout", RECURRENT, ids=["hybrid", "recurrent only"])
+def test_a_recurrent_model_does_not_wait_for_a_peers_prefix(
+    layout: CacheLayout, attach: Start
+) -> None:
+    """GR-5: blocks in the making are not awaited: nobody has promised a state behind them."""
+    coordinator = Coordinator(layout, [BlockAllocator(16, 4)])
+    attach(coordinator, 1, range(13))
+
+    assert match(coordinator, 2, range(13)).awaited == 0
+
+
+@pytest.mark.parametrize(
+    ("kept", "length"), [((), 0), ((1,), 4), ((1, 2), 8), ((2, 3), 12), ((2, 4), 8), ((9,), 0)]
+)
+def test_a_hit_ends_where_a_state_is_kept(
+    kept: tuple[int, ...], length: int, prefill: Start
+) -> None:
+    """GR-5: the deepest boundary that both blocks and states reach."""
+    coordinator = Coordinator(
+        RECURRENT[0], [BlockAllocator(16, 4)], boundaries=Boundaries(*kept)
+    )
+    prefill(coordinator, 1, range(13))
+    second = coordinator.open(SequenceId(2), [*range(13), 90, 91, 92, 93])
+    hit = coordinator.match_prefix(second)
+
+    assert (hit.length, hit.awaited, len(hit.blocks[0])) == (length, length, length // 4)
+    coordinator.attach(second, hit)
+    coordinator.check()
+
+
+def test_states_of_others_do_not_shorten_an_attention_models_hit(
+    make_layout: Callable[[int], CacheLayout], prefill: Start
+) -> None:
+    """GR-5: boundaries bind only layouts with recurrent layers."""
+    coordinator = Coordinator(make_layout(1), [BlockAllocator(16, 4)], boundaries=Boundaries())
+    prefill(coordinator, 1, range(13))
+
+    assert match(coordinator, 2, range(13)).length == 12
+
+
+def test_recurrent_layers_alone_have_one_allocator() -> None:
+    """GR-1: without a pool there is still one budget of blocks."""
+    with pytest.raises(ValueError, match="one allocator each"):
+        Coordinator(RECURRENT[1], [])
+    with pytest.raises(ValueError, match="one allocator each"):
+        Coordinator(RECURRENT[1], [BlockAllocator(4, 4)] * 2)
+
+
+def test_a_hit_brings_its_state(prefill: Start, attach: Start) -> None:
+    """GR-5: blocks and the state at just their end go to the sequence together."""
+    coordinator = make_recurrent()
+    first = prefill(coordinator, 1, range(13))
+    coordinator.reach(first, KeptState(8, "at 8"), rung=True)
+    hit = match(coordinator, 2, range(13))
+
+    assert (hit.length, hit.state, hit.unbacked) == (8, "at 8", 4)
+    second = attach(coordinator, 3, range(13))
+    assert (second.cursor, second.state, second.latched) == (8, "at 8", False)
+    coordinator.reserve(second, 5)
+    coordinator.commit(second, 5)
+    coordinator.publish(second)
+    coordinator.check()
+
+
+def test_a_state_is_found_by_its_prefix_alone(prefill: Start, attach: Start) -> None:
+    """KV-9, GR-5: another salt or another beginning finds no state, whatever comes behind."""
+    coordinator = make_recurrent()
+    first = prefill(coordinator, 1, range(13), SaltDomain(5))
+    coordinator.reach(first, KeptState(8, "at 8"), rung=True)
+
+    assert attach(coordinator, 2, range(13)).state is None
+    assert attach(coordinator, 3, [99, *range(1, 13)], SaltDomain(5)).state is None
+    assert attach(coordinator, 4, range(13), SaltDomain(5)).state == "at 8"
+
+
+def test_a_prefix_without_its_state_is_latched(prefill: Start) -> None:
+    """GR-6: nothing of it is recorded, committed or published before the state is confirmed."""
+    coordinator = make_recurrent(Forgetful(2))
+    prefill(coordinator, 1, range(13))
+    second = coordinator.open(SequenceId(2), range(13))
+    coordinator.attach(second, coordinator.match_prefix(second))
+    coordinator.reserve(second, 5)
+    before = (second.frontier, second.num_published, list(second.tokens))
+    for refused in (
+        lambda: coordinator.commit(second, 5),
+        lambda: coordinator.record(second, [7]),
+        lambda: coordinator.publish(second),
+    ):
+        with pytest.raises(CacheMisuseError, match="without the state that belongs to it"):
+            refused()
+
+    assert (second.frontier, second.num_published, second.tokens) == before
+    coordinator.check()
+    coordinator.confirm_state(second, "restored")
+    coordinator.commit(second, 5)
+    assert coordinator.publish(second) == 1
+    assert second.state == "restored"
+
+
+def test_a_latched_sequence_gives_everything_back(prefill: Start) -> None:
+    """GR-6: it cannot be used, but it can be released."""
+    coordinator = make_recurrent(Forgetful(2))
+    coordinator.release(prefill(coordinator, 1, range(13)))
+    second = coordinator.open(SequenceId(2), range(13))
+    coordinator.attach(second, coordinator.match_prefix(second))
+    coordinator.release(second)
+    coordinator.check()
+
+    assert second.status is SequenceStatus.RELEASED
+    assert coordinator.stats().groups[0].num_live == 0
+
+
+def test_a_sequence_that_hit_nothing_is_not_latched(attach: Start) -> None:
+    """GR-6: at position 0 the state is known: it is zero."""
+    assert not attach(make_recurrent(Forgetful(2)), 1, range(13)).latched
+
+
+def test_a_rung_is_kept_at_once_and_a_later_state_at_the_end(prefill: Start) -> None:
+    """GR-5, SD-4: peers find rungs during the prefill; decoding keeps its newest state."""
+    coordinator = make_recurrent()
+    first = prefill(coordinator, 1, range(17))
+    coordinator.reach(first, KeptState(4, "rung"), rung=True)
+    for boundary in (8, 12):
+        coordinator.reach(first, KeptState(boundary, f"at {boundary}"), rung=False)
+
+    assert match(coordinator, 2, range(17)).state == "rung"
+    coordinator.release(first)
+    hit = match(coordinator, 3, range(17))
+    assert (hit.length, hit.state) == (12, "at 12")
+    assert match(coordinator, 4, range(11)).length == 4  # the state at 8 gave way
+    assert first.reached is None
+
+
+@pytest.mark.parametrize("rung", [True, False])
+def test_no_state_is_kept_beyond_the_published_blocks(rung: bool, attach: Start) -> None:
+    """GR-5: only the committed frontier is published and checkpointed."""
+    coordinator = make_recurrent()
+    sequence = attach(coordinator, 1, range(13))
+    coordinator.reserve(sequence, 13)
+    coordinator.commit(sequence, 7)
+    coordinator.publish(sequence)
+    coordinator.reach(sequence, KeptState(8, "too early"), rung=rung)
+    coordinator.release(sequence)
+
+    hit = match(coordinator, 2, range(13))
+    assert (hit.length, hit.unbacked) == (0, 4)
+
+
+def test_a_state_outlives_its_blocks_and_is_no_hit_without_them(prefill: Start) -> None:
+    """GR-5: a hit needs both, so it ends at the deepest boundary that has both."""
+    coordinator = make_recurrent(num_blocks=7)
+    first = prefill(coordinator, 1, range(17))
+    for boundary in (8, 16):
+        coordinator.reach(first, KeptState(boundary, f"at {boundary}"), rung=True)
+    coordinator.release(first)
+    assert match(coordinator, 2, range(17)).length == 16
+    allocator = coordinator.groups[0].allocator
+    allocator.free(allocator.allocate(4))  # the last two blocks of the chain go first
+
+    hit = match(coordinator, 3, range(17))
+    assert (hit.length, hit.state, hit.unbacked) == (8, "at 8", 0)
+
+
+def test_purge_forgets_every_state(prefill: Start) -> None:
+    """GR-5: after a failed step neither blocks nor states are hit."""
+    coordinator = make_recurrent()
+    first = prefill(coordinator, 1, range(13))
+    coordinator.reach(first, KeptState(8, "at 8"), rung=True)
+    coordinator.release(first)
+    coordinator.purge()
+    prefill(coordinator, 2, range(13))
+
+    assert match(coordinator, 3, range(13)).length == 0
+
+
+def test_a_promised_state_is_awaited(prefill: Start, attach: Start) -> None:
+    """KV-2, GR-5: whoever wants a prefix waits for the state that a peer is about to keep."""
+    coordinator = make_recurrent()
+    first = attach(coordinator, 1, range(13))
+    coordinator.promise(first, [4, 12])
+
+    assert match(coordinator, 2, range(13)).awaited == 12
+    assert match(coordinator, 3, range(12)).awaited == 4
+    assert match(coordinator, 4, [*range(4), 90]).awaited == 4
+    assert match(coordinator, 5, range(90, 103)).awaited == 0
+    coordinator.reserve(first, 13)
+    coordinator.commit(first, 13)
+    coordinator.publish(first)
+    before = coordinator.num_publications
+    coordinator.reach(first, KeptState(4, "at 4"), rung=True)
+    hit = match(coordinator, 6, range(12))
+    assert (hit.length, hit.awaited) == (4, 4)
+    assert coordinator.num_publications > before
+
+
+def test_a_promise_ends_with_its_sequence(attach: Start) -> None:
+    """GR-5: nobody waits for a state that will not come."""
+    coordinator = make_recurrent()
+    first = attach(coordinator, 1, range(13))
+    coordinator.promise(first, [12])
+    before = coordinator.num_publications
+    coordinator.release(first)
+
+    assert match(coordinator, 2, range(13)).awaited == 0
+    assert coordinator.num_publications > before
+
+
+@pytest.mark.parametrize(
+    ("other", "shared"),
+    [
+        ([*range(10), 90, 91, 92], 8),
+        ([*range(13), 90], 12),
+        ([*range(12)], 8),
+        ([*range(3)], 0),
+        ([*range(90, 103)], 0),
+    ],
+)
+def test_what_two_prompts_share(other: list[int], shared: int) -> None:
+    """GR-5: whole blocks, and of neither prompt the last token."""
+    coordinator = make_recurrent()
+    one = coordinator.open(SequenceId(1), range(13))
+
+    second = coordinator.open(SequenceId(2), other)
+    assert coordinator.shared_prefix(one, second) == shared
+    assert coordinator.shared_prefix(second, one) == shared
+
+
+def test_an_attention_model_stops_nowhere(
+    make_layout: Callable[[int], CacheLayout], attach: Start
+) -> None:
+    """SD-4: where blocks hold all, a prefill is not cut for anybody's sake."""
+    keeper = StateKeeper(4, 1)
+    coordinator = Coordinator(make_layout(1), [BlockAllocator(16, 4)], boundaries=keeper)
+    one, other = (attach(coordinator, i, range(13)) for i in (1, 2))
+
+    assert coordinator.rungs(one) == []
+    assert coordinator.shared_prefix(one, other) == 0
+    hybrid = make_recurrent(keeper)
+    assert hybrid.rungs(attach(hybrid, 1, range(13))) == [12]

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from neve.contract.cache_spec import RecurrentState, StateTensor
 from neve.errors import CacheExhaustedError, CacheMisuseError
 from neve.ids import SHARED_DOMAIN, SequenceId
 from neve.kvcache.flat_cache import GROWTH_TOKENS, FlatCache, FlatCoordinator, FlatSequence
@@ -68,6 +69,21 @@ def test_arrays_grow_by_large_steps() -> None:
         capacities.append(cache.arrays()[0].shape[1])
 
     assert capacities == [GROWTH_TOKENS, GROWTH_TOKENS, 2 * GROWTH_TOKENS]
+
+
+@pytest.mark.mlx
+def test_a_state_is_that_of_one_position() -> None:
+    """GR-5: a layer's state is zeros at first, then what was kept, for just its position."""
+    spec, cache = RecurrentState([StateTensor("s", (2,))]), FlatCache()
+    (fresh,) = cache.read_state(3, spec, 0, mx.bfloat16)
+    cache.write_state(3, (fresh + 1,), 5)
+
+    assert (fresh.shape, fresh.dtype) == ((1, 2), mx.bfloat16)
+    assert cache.read_state(3, spec, 5, mx.bfloat16)[0].tolist() == [[1, 1]]
+    assert len(cache.arrays()) == 1
+    for position in (0, 4, 6):
+        with pytest.raises(CacheMisuseError, match=f"position {position}: its state is .* 5"):
+            cache.read_state(3, spec, position, mx.bfloat16)
 
 
 @pytest.fixture

@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neve.contract.cache_spec import FullAttention, group_layers, uniform_layout
+from neve.contract.cache_spec import (
+    FullAttention,
+    RecurrentState,
+    StateTensor,
+    group_layers,
+    layer_routes,
+    uniform_layout,
+)
 from neve.errors import CacheMisuseError, MemoryBudgetError
 from neve.kvcache.memory import MIB, MemoryCoordinator, PoolPlan, grown_size, plan_pools
 
@@ -160,3 +167,43 @@ def test_too_small_a_pool_says_what_it_needs(argument: str) -> None:
     with pytest.raises(MemoryBudgetError, match=r"at least 4 MiB .* 3 MiB are allowed"):
         make_plan(**{argument: 2 * BLOCK_BYTES - 1})
     assert make_plan(**{argument: 2 * BLOCK_BYTES}).initial_blocks == 2
+
+
+STATE = RecurrentState(
+    [StateTensor("conv", (MIB // 4,)), StateTensor("sum", (MIB,), "float32")]
+)
+STATE_BYTES = MIB // 2 + 4 * MIB
+
+
+def test_states_of_all_sequences_come_off_what_the_device_has() -> None:
+    """KV-7: pools get what the recurrent states of max_num_seqs sequences leave."""
+    layout = layer_routes([STATE, *[FullAttention(8, 128)] * 28, STATE])
+    states = 8 * 2 * STATE_BYTES
+    plan = make_plan(layout=layout, available_bytes=states + 10 * BLOCK_BYTES)
+
+    assert (plan.max_blocks, plan.state_bytes) == (10, states)
+
+
+def test_states_take_nothing_from_a_pool_size_that_was_asked_for() -> None:
+    """KV-6: paged_cache_memory_mb is the size of the pools; states lie beside them."""
+    layout = layer_routes([STATE, *[FullAttention(8, 128)] * 28])
+    plan = make_plan(layout=layout, max_bytes=10 * BLOCK_BYTES)
+
+    assert (plan.max_blocks, plan.state_bytes) == (10, 8 * STATE_BYTES)
+
+
+def test_states_that_do_not_fit_are_refused() -> None:
+    """KV-7: the error says what the states take, and what would help."""
+    with pytest.raises(
+        MemoryBudgetError, match=r"8 sequences take 36 MiB, 35 MiB .* lower max_num_seqs"
+    ):
+        make_plan(layout=layer_routes([STATE]), available_bytes=36 * MIB - 1)
+
+
+def test_without_attention_blocks_cost_nothing() -> None:
+    """GR-1: recurrent layers alone need no pool; blocks count the tokens of all sequences."""
+    plan = make_plan(
+        layout=layer_routes([STATE]), max_context_tokens=100, max_bytes=1, initial_bytes=1
+    )
+
+    assert plan == PoolPlan(1 + 8 * 7, 1 + 8 * 7, 100, 8 * STATE_BYTES)

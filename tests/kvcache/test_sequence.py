@@ -136,6 +136,23 @@ def test_only_an_attached_sequence_is_used(status: SequenceStatus) -> None:
         sequence.rollback(0)
 
 
+def test_a_latched_sequence_is_not_used() -> None:
+    """GR-6: a prefix without its state yields no token, and its frontier stands still."""
+    sequence = make_attached(num_tokens=8, cursor=8, frontier=4)
+    sequence.latched = True
+
+    with pytest.raises(CacheMisuseError, match="without the state that belongs to it"):
+        sequence.record([42])
+    with pytest.raises(CacheMisuseError, match="without the state that belongs to it"):
+        sequence.commit(1)
+    assert (sequence.frontier, len(sequence.tokens)) == (4, 8)
+    sequence.rollback(4)  # to undo a step needs no state
+    sequence.latched = False
+    sequence.advance(1)
+    sequence.commit(1)
+    assert sequence.frontier == 5
+
+
 class SequenceMachine(RuleBasedStateMachine):
     """KV-8: cursor, frontier and tokens against three integers; misuse changes nothing."""
 

@@ -26,7 +26,7 @@ def test_cache_is_sized_in_tokens():
     """FW-6: 6 layers of 2 heads of 64, keys and values in float32, are 6 KiB a token."""
     subject = Subject.of("qwen3", CHECKPOINTS / "qwen3")
 
-    assert [subject.cache_mb(n) for n in (1, 170, 171, 8192)] == [1, 1, 2, 48]
+    assert [subject.cache_mb(n) for n in (0, 1, 170, 171, 8192)] == [1, 1, 1, 2, 48]
 
 
 def test_unknown_family_is_a_typed_error():

@@ -1,0 +1,273 @@
+"""Recurrent state between two steps. Rows that were computed together stay stacked.
+
+A wave of decode rows is mostly the wave before, so its states are handed on as they are;
+rows are gathered only when somebody joins or leaves. A state is never written in place: each
+step makes a new stack, and the old one goes when nobody stands in it. So a step may be built
+on states that the device is still computing.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import attrs
+import mlx.core as mx
+import numpy as np
+
+from ..contract.cache_spec import RecurrentState
+from ..contract.forward import Segment, State, StepBatch
+from ..errors import CacheMisuseError
+
+
+def zero_state(spec: RecurrentState, num_rows: int, compute_dtype: mx.Dtype) -> State:
+    """Return the state of sequences without a token, `[num_rows, *shape]` a tensor."""
+    return tuple(
+        mx.zeros(
+            (num_rows, *tensor.shape),
+            getattr(mx, tensor.dtype) if tensor.dtype else compute_dtype,
+        )
+        for tensor in spec.tensors
+    )
+
+
+class StateStack:
+    """The states of rows that a step computes together, `[N, *shape]`, layer by layer.
+
+    Attributes:
+        num_rows: `N`.
+        layers: Layer -> its state; filled while the step's graph is built.
+    """
+
+    def __init__(self, num_rows: int) -> None:
+        self.num_rows = num_rows
+        self.layers: dict[int, State] = {}
+
+    def arrays(self) -> list[mx.array]:
+        """Return all tensors, layer by layer."""
+        return [t for layer in sorted(self.layers) for t in self.layers[layer]]
+
+    def take(self, row: int) -> StateStack:
+        """Return a stack of that row alone, which does not keep the others alive."""
+        alone, index = StateStack(1), mx.array([row])
+        alone.layers = {
+            layer: tuple(tensor[index] for tensor in state)
+            for layer, state in self.layers.items()
+        }
+        return alone
+
+
+@attrs.frozen(eq=False)
+class _Place:
+    """Where a sequence's state is.
+
+    Attributes:
+        stack: Its stack; None for zeros.
+        row: Its row there.
+        position: Tokens that the state sums up.
+        step: The step that computes it, counted by the store.
+    """
+
+    stack: StateStack | None
+    row: int
+    position: int
+    step: int
+
+
+@attrs.frozen(eq=False)
+class _Run:
+    """Consecutive rows of a step whose states come from one stack.
+
+    Attributes:
+        stack: The stack; None for zeros.
+        num_rows: How many rows.
+        indices: Their rows in the stack; None for the whole stack in its order.
+    """
+
+    stack: StateStack | None
+    num_rows: int
+    indices: mx.array | None
+
+    @classmethod
+    def of(cls, stack: StateStack | None, rows: list[int]) -> _Run:
+        """Make a run of some of a stack's rows."""
+        whole = stack is None or rows == list(range(stack.num_rows))
+        return cls(stack, len(rows), None if whole else mx.array(rows))
+
+    def read(self, layer: int, spec: RecurrentState, compute_dtype: mx.Dtype) -> State:
+        if self.stack is None:
+            return zero_state(spec, self.num_rows, compute_dtype)
+        state = self.stack.layers.get(layer)
+        if state is None:
+            raise CacheMisuseError(f"scan layer {layer}", "the step before did not scan it")
+        return state if self.indices is None else tuple(t[self.indices] for t in state)
+
+
+@attrs.frozen(eq=False)
+class StateRows:
+    """The rows of one call of a scan: where their states come from, and where they go."""
+
+    _runs: tuple[_Run, ...]
+    _target: StateStack
+
+    def read(self, layer: int, spec: RecurrentState, compute_dtype: mx.Dtype) -> State:
+        """Return the rows' states `[N, *shape]` before the step.
+
+        Raises:
+            CacheMisuseError: The step before did not scan the layer, or this one did already.
+        """
+        if layer in self._target.layers:
+            raise CacheMisuseError(f"scan layer {layer}", "it was scanned in this step before")
+        parts = [run.read(layer, spec, compute_dtype) for run in self._runs]
+        if len(parts) == 1:
+            return parts[0]
+        return tuple(mx.concatenate(list(tensors)) for tensors in zip(*parts, strict=True))
+
+    def write(self, layer: int, state: State) -> None:
+        """Keep the rows' states after the step."""
+        self._target.layers[layer] = state
+
+
+class StateStore:
+    """The states of all live sequences. Owned by the engine thread.
+
+    A state is known by its sequence object and ends with it: a finished or preempted turn
+    lets go of its sequence, and nothing has to be told. A sequence at position 0 begins with
+    zeros, whatever is known of it; at any other position its state must be the one of just
+    that position, or the step is refused.
+    """
+
+    def __init__(self) -> None:
+        self._places: WeakKeyDictionary[Any, _Place] = WeakKeyDictionary()
+        self._num_steps = 0
+
+    @property
+    def num_rows(self) -> int:
+        """Sequences that have a state."""
+        return len(self._places)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all stacks."""
+        return sum(array.nbytes for array in self.arrays())
+
+    def arrays(self) -> list[mx.array]:
+        """Return the arrays as they are now, to be evaluated with a step."""
+        stacks = {id(p.stack): p.stack for p in self._places.values() if p.stack is not None}
+        return [
+            tensor
+            for stack in stacks.values()
+            for state in stack.layers.values()
+            for tensor in state
+        ]
+
+    def clear(self) -> None:
+        """Forget every state; each sequence has to begin at position 0 again."""
+        self._places.clear()
+
+    def snapshot(self, sequence: Any) -> StateStack:
+        """Return a sequence's state as it will be after the step that was built last."""
+        place = self._places[sequence]
+        assert place.stack is not None
+        return place.stack if place.stack.num_rows == 1 else place.stack.take(place.row)
+
+    def install(self, sequence: Any, position: int, state: StateStack) -> None:
+        """Let a sequence go on at `position` from a state that was kept or restored."""
+        self._places[sequence] = _Place(state, 0, position, self._num_steps)
+
+    def knows(self, sequence: Any) -> bool:
+        """Return whether a sequence has a state."""
+        return sequence in self._places
+
+    def begin(self, batch: StepBatch, sequences: Sequence[Any]) -> list[StateRows]:
+        """Return the rows of a step's scans: the decode rows as one, then each slice.
+
+        From now on the sequences' states are the ones that the step will compute.
+
+        Args:
+            batch: The step's tokens.
+            sequences: The sequence of each segment.
+
+        Raises:
+            CacheMisuseError: A sequence has no state for its position; nothing was changed.
+        """
+        segments, decode = batch.segments, batch.num_decode_rows
+        sources = [self._source(*pair) for pair in zip(sequences, segments, strict=True)]
+        self._separate(sequences)
+        self._num_steps += 1
+        cuts = [0] * (decode > 0) + list(range(decode, len(segments) + 1))
+        calls = [slice(*pair) for pair in itertools.pairwise(cuts)]
+        targets = [self._advance(sequences[part], segments[part]) for part in calls]
+        return [
+            StateRows(_runs(sources[part]), target)
+            for part, target in zip(calls, targets, strict=True)
+        ]
+
+    def _source(self, sequence: Any, segment: Segment) -> _Place:
+        if segment.position == 0:
+            return _Place(None, 0, 0, 0)
+        place = self._places.get(sequence)
+        if place is None or place.position != segment.position:
+            known = "no state" if place is None else f"the state of position {place.position}"
+            raise CacheMisuseError(
+                f"go on at position {segment.position}", f"the sequence has {known}"
+            )
+        return place
+
+    def _separate(self, sequences: Sequence[Any]) -> None:
+        """Take rows that sat out a whole step out of their stack, or all of it stays alive.
+
+        Not at once: most rows that a wave leaves behind have ended, and are about to go.
+        """
+        computed = set(sequences)
+        for sequence, place in list(self._places.items()):
+            stack, idle = place.stack, place.step < self._num_steps
+            if idle and sequence not in computed and stack is not None and stack.num_rows > 1:
+                alone = attrs.evolve(place, stack=stack.take(place.row), row=0)
+                self._places[sequence] = alone
+
+    def _advance(self, sequences: Sequence[Any], segments: Sequence[Segment]) -> StateStack:
+        """Give the sequences their places in a new stack, which the step will fill."""
+        stack = StateStack(len(sequences))
+        for row, (sequence, segment) in enumerate(zip(sequences, segments, strict=True)):
+            end = segment.position + segment.length
+            self._places[sequence] = _Place(stack, row, end, self._num_steps)
+        return stack
+
+
+def _runs(sources: Sequence[_Place]) -> tuple[_Run, ...]:
+    by_stack = itertools.groupby(sources, key=lambda place: place.stack)
+    return tuple(_Run.of(stack, [place.row for place in run]) for stack, run in by_stack)
+
+
+def state_bytes(stack: StateStack) -> list[memoryview]:
+    """Return the bytes of a stack of one row, tensor by tensor, layer by layer; copied."""
+    plain = [t.view(mx.uint16 if t.itemsize == 2 else mx.uint32) for t in stack.arrays()]
+    mx.eval(plain)
+    return [memoryview(np.array(tensor).data).cast("B") for tensor in plain]
+
+
+def state_of_bytes(
+    pieces: Sequence[memoryview], layers: Sequence[int], spec: RecurrentState, dtype: mx.Dtype
+) -> StateStack:
+    """Return the stack of one row that `state_bytes` took apart.
+
+    Args:
+        pieces: Its bytes.
+        layers: The layers that keep state, ascending.
+        spec: What each of them keeps.
+        dtype: Compute dtype.
+    """
+    stack, remaining = StateStack(1), iter(pieces)
+    for layer in layers:
+        stack.layers[layer] = tuple(
+            _tensor(next(remaining), zero) for zero in zero_state(spec, 1, dtype)
+        )
+    return stack
+
+
+def _tensor(data: memoryview, like: mx.array) -> mx.array:
+    plain = np.frombuffer(data, np.uint16 if like.itemsize == 2 else np.uint32)
+    return mx.array(plain).view(like.dtype).reshape(like.shape)

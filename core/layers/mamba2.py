@@ -1,0 +1,182 @@
+"""Mamba-2: a matrix per head that fades as a whole, and takes up one outer product a token.
+
+A head's state `S [P, n]` fades by `g = exp(dt A)` and takes up the head's input `x [P]`, spread
+by `B [n]`; `C [n]` reads it:
+
+    S = g S + dt x Bᵀ        y = S C + D x
+
+A group of consecutive heads shares `B` and `C`.
+
+Source: Dao and Gu, "Transformers are SSMs: Generalized Models and Efficient Algorithms Through
+Structured State Space Duality".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import mlx.core as mx
+import mlx.nn as nn
+
+
+def time_step(dt: mx.array, bias: mx.array, limit: tuple[float, float]) -> mx.array:
+    """Return `softplus(dt + bias)` within `limit`, float32.
+
+    Args:
+        dt: What the input projection says, `[…, H]`.
+        bias: `[H]`.
+        limit: Least and greatest step.
+    """
+    dt = nn.softplus(dt.astype(mx.float32) + bias.astype(mx.float32))
+    return mx.clip(dt, *limit)
+
+
+def mamba2(
+    x: mx.array,
+    dt: mx.array,
+    a: mx.array,
+    b: mx.array,
+    c: mx.array,
+    state: mx.array,
+    *,
+    chunk: int,
+) -> tuple[mx.array, mx.array]:
+    """Run the recurrence over the tokens of each row, without the term `D x`.
+
+    A single token takes a step; more are computed in chunks, the last one as long as what is
+    left, so that nothing is padded. All is float32.
+
+    Args:
+        x: Inputs `[N, L, H, P]`.
+        dt: Time steps `[N, L, H]`, none below zero.
+        a: Rates `[H]` at which states fade, none above zero.
+        b: `[N, L, G, n]`; a group serves `H / G` consecutive heads.
+        c: `[N, L, G, n]`.
+        state: State before the first token, `[N, H, P, n]`, float32.
+        chunk: Most tokens that are computed at once.
+
+    Returns:
+        Outputs `[N, L, H, P]`, float32, and the state after the last token.
+    """
+    x, dt, a, b, c = (t.astype(mx.float32) for t in (x, dt, a, b, c))
+    inputs, log_g = x * dt[..., None], dt * a
+    run = _step if x.shape[1] == 1 else partial(_chunks, width=chunk)
+    out, after = run((inputs, log_g, b, c), _grouped(state, b.shape[2]))
+    return out.reshape(x.shape), after.reshape(state.shape)
+
+
+def _grouped(state: mx.array, num_groups: int) -> mx.array:
+    """Return `[N, G, H/G, P, n]` for a state `[N, H, P, n]`."""
+    return state.reshape(state.shape[0], num_groups, -1, *state.shape[2:])
+
+
+@partial(mx.compile, shapeless=True)
+def _updated(state: mx.array, g: mx.array, x: mx.array, b: mx.array) -> mx.array:
+    return state * g + x * b
+
+
+def _step(tokens: Sequence[mx.array], state: mx.array) -> tuple[mx.array, mx.array]:
+    """Take one token, reading the old state once for `C`, and once to update it.
+
+    What `C` reads from the new state follows: `S C = g S₀ C + dt x (B·C)`.
+
+    Args:
+        tokens: `dt x`, the logarithms of `g`, `B` and `C`, shaped as in `mamba2`.
+        state: `[N, G, H/G, P, n]`.
+
+    Returns:
+        Outputs, and the state after.
+    """
+    x, log_g, b, c = tokens
+    heads = state.shape[:3]
+    x, g = x.reshape(*heads, -1, 1), mx.exp(log_g).reshape(*heads, 1, 1)
+    b, c = b[:, 0, :, None], c[:, 0, :, None]  # [N, G, 1, n]
+    flat = state.reshape(*heads[:2], -1, state.shape[-1])
+    recalled = (flat @ c.swapaxes(-1, -2)).reshape(x.shape)
+    overlap = (b * c).sum(axis=-1)[..., None, None]
+    return recalled * g + x * overlap, _updated(state, g, x, b[:, :, None])
+
+
+def _chunks(
+    tokens: Sequence[mx.array], state: mx.array, width: int
+) -> tuple[mx.array, mx.array]:
+    """Take many tokens, `width` at a time; arguments as those of `_step`."""
+    length = tokens[0].shape[1]
+    whole = length - length % width
+    parts: list[mx.array] = []
+    for start, end, size in ((0, whole, width), (whole, length, length - whole)):
+        if start < end:
+            out, state = _scan([t[:, start:end] for t in tokens], state, size)
+            parts.append(out)
+    return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=1), state
+
+
+def _scan(tokens: Sequence[mx.array], state: mx.array, width: int) -> tuple[mx.array, mx.array]:
+    """Take whole chunks of tokens.
+
+    Within a chunk token `t` reads `(C_t·B_i) D_ti` of what came in with token `i`, with `D_ti`
+    the product of the decays after `i` up to `t`. From before the chunk it reads `S₀`, faded by
+    all decays up to `t`. Only the states at the borders run chunk after chunk.
+    """
+    num_rows, length = tokens[0].shape[:2]
+    x, log_g, b, c = (_chunked(t, state.shape[1], width) for t in tokens)
+    seen = (mx.tril(c @ b.swapaxes(-1, -2)) * decay_between(mx.exp(log_g))) @ x
+    # sums that start at the border of a chunk cancel nothing
+    since_start = mx.exp(mx.cumsum(log_g, axis=-2))
+    until_end = mx.exp(mx.cumsum(log_g, axis=-2, reverse=True, inclusive=False))
+    added = (x * until_end).swapaxes(-1, -2) @ b
+    states: list[mx.array] = []
+    for faded, new in zip(_each(since_start[..., -1:, :]), _each(added), strict=True):
+        states.append(state)
+        state = state * faded + new
+    seen = seen + (c @ mx.stack(states).swapaxes(-1, -2)) * since_start
+    return mx.moveaxis(seen, 4, 2).swapaxes(0, 1).reshape(num_rows, length, -1), state
+
+
+def _each(x: mx.array) -> list[mx.array]:
+    return [part[0] for part in x.split(x.shape[0])]
+
+
+def _chunked(x: mx.array, num_groups: int, width: int) -> mx.array:
+    """Return `[chunks, N, G, H/G, width, D]` for `x [N, L, H]` or `[N, L, H, D]`."""
+    num_rows, length, heads, *_ = x.shape
+    shape = (num_rows, length // width, width, num_groups, heads // num_groups, -1)
+    return x.reshape(shape).transpose(1, 0, 3, 4, 2, 5)
+
+
+def decay_between(g: mx.array) -> mx.array:
+    """Return the products of `g[i+1 … t]` at `[t, i]`, ones above the diagonal.
+
+    Each column is multiplied on its own. That loses nothing beside a decay of almost zero, as
+    differences of summed logarithms would, and takes a tenth of the time that a CPU needs for
+    as many exponentials.
+
+    Args:
+        g: `[…, C, 1]`.
+
+    Returns:
+        `[…, C, C]`.
+    """
+    below = mx.tri(g.shape[-2], k=-1, dtype=mx.bool_)
+    return mx.cumprod(mx.where(below, g, 1.0), axis=-2)
+
+
+class GatedGroupNorm(nn.Module):
+    """`rms_norm(x * silu(gate)) * weight`, each group of channels normed on its own.
+
+    The gate comes before the norm. All of it is float32.
+    """
+
+    def __init__(self, dims: int, num_groups: int, *, eps: float) -> None:
+        super().__init__()
+        self.weight = mx.ones((dims,))
+        self._num_groups = num_groups
+        self._eps = eps
+
+    def __call__(self, x: mx.array, gate: mx.array) -> mx.array:
+        """Return `x [..., dims]` gated and normed, in the dtype of `gate`."""
+        gated = x.astype(mx.float32) * nn.silu(gate.astype(mx.float32))
+        groups = gated.reshape(*x.shape[:-1], self._num_groups, -1)
+        normed = mx.fast.rms_norm(groups, None, self._eps).reshape(x.shape)
+        return (normed * self.weight.astype(mx.float32)).astype(gate.dtype)
