@@ -104,6 +104,6 @@ def prefix_of(
         tokens=tokens,
         fingerprint=fingerprint(subject.components(weights)),
         block_size=subject.block_size,
-        policy=subject.family.build_sidecar_policy(subject.config),
+        policy=subject.policy,
         salt=salt,
     )

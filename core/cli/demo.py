@@ -35,9 +35,10 @@ def default_model() -> Path:
 
 @click.command()
 @click.argument("model", required=False)
+@click.option("--restart", metavar="MODEL", help="Play the last act on another model too.")
 @settings_option
 @verbose_option
-def demo(model: str | None, settings: dict[str, Any]) -> None:
+def demo(model: str | None, restart: str | None, settings: dict[str, Any]) -> None:
     """See in a minute what neve does.
 
     A streamed answer, a long system prompt that is computed once, eight requests at once, and
@@ -52,6 +53,7 @@ def demo(model: str | None, settings: dict[str, Any]) -> None:
         out = console()
         out.print(Path(source).name, style="bold")
         out.print(f"{describe(loaded)}\n{blas.preload().reason}", style="dim")
+        out.print(f"families installed: {_installed_families()}", style="dim")
         stream_act(loaded, out)
         prefix_act(loaded, out)
         batch_act(loaded, out)
@@ -59,3 +61,14 @@ def demo(model: str | None, settings: dict[str, Any]) -> None:
     from .demo_restart import restart_act
 
     restart_act(info, out)
+    if restart is not None:
+        with load_model(restart, settings) as other:
+            info = other.info
+        title = f"The same with {Path(restart).name}, of the family {info.family.name}"
+        restart_act(info, out, number=5, title=title)
+
+
+def _installed_families() -> str:
+    from ..families import discover
+
+    return ", ".join(sorted(discover().families))

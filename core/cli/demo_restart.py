@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from ..engine.core import ModelInfo
 
 _TASK_TOKENS = "24"
+_BOUNDARIES = (
+    "Some layers of this model need the state behind the blocks as well. It is kept at a few "
+    "places of a prompt; the new process goes on from the last one before the prompts part."
+)
 
 
 @attrs.frozen
@@ -47,9 +51,22 @@ class RestartFigures:
         return self.cold_ms / self.warm_ms
 
 
-def restart_act(info: ModelInfo, out: Console) -> RestartFigures:
-    """Ask in one process, end it, and ask in a new one."""
-    heading(out, 4, "The same system prompt in a new process")
+def restart_act(
+    info: ModelInfo,
+    out: Console,
+    *,
+    number: int = 4,
+    title: str = "The same system prompt in a new process",
+) -> RestartFigures:
+    """Ask in one process, end it, and ask in a new one.
+
+    Args:
+        info: The model that is asked.
+        out: Where it is shown.
+        number: The act's number.
+        title: Its title.
+    """
+    heading(out, number, title)
     with tempfile.TemporaryDirectory(prefix="neve-demo-") as folder:
         environment = _environment(info, Path(folder))
         _earn(info, Path(folder), out)
@@ -77,8 +94,10 @@ def restart_act(info: ModelInfo, out: Console) -> RestartFigures:
     out.print(
         f"\nThe second process found {figures.restored_tokens} of its "
         f"{figures.prompt_tokens} prompt tokens on disk, so its first token came "
-        f"{figures.speedup:.0f} times sooner than the first one's."
+        f"{figures.speedup:.{int(figures.speedup < 3)}f} times sooner than the first one's."
     )
+    if second["cache_report"]["miss"] == "no_sidecar":
+        out.print(_BOUNDARIES)
     return figures
 
 

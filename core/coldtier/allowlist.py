@@ -9,7 +9,18 @@ import attrs
 from ..contract.plan import ColdEligibility
 from .evidence import EvidenceVerdict
 
-COLD_RESTORE_FAMILIES = frozenset({"qwen3"})
+COLD_RESTORE_FAMILIES = frozenset(
+    {
+        "lfm2",
+        "lfm2_moe",
+        "nemotron_h",
+        "qwen3",
+        "qwen3_5",
+        "qwen3_5_moe",
+        "qwen3_5_moe_text",
+        "qwen3_5_text",
+    }
+)
 """Model types whose family passed the restart-parity gate in this repository."""
 
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from importlib.machinery import ModuleSpec
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+import neve
 from neve.cli import demo
 from neve.cli.demo import default_model
 from neve.cli.demo_restart import restart_act
+
+HYBRID = Path(__file__).parents[2] / "checkpoints" / "lfm2"
 
 
 def test_default_model_is_found_without_importing_its_package(monkeypatch, tmp_path):
@@ -35,20 +40,39 @@ def test_missing_model_says_how_to_get_it(run, monkeypatch):
     assert "neve demo MODEL" in done.stderr
 
 
-@pytest.mark.mlx
-def test_acts_follow_a_head(run_loaded, monkeypatch):
-    """UX-2: the demo says what runs on what, then plays its acts in order."""
+@pytest.fixture
+def short_acts(monkeypatch):
+    """Acts that show their name, number and title, and nothing else."""
     acts = "neve.cli.demo_acts."
     for name in ("stream_act", "prefix_act", "batch_act"):
         monkeypatch.setattr(acts + name, lambda _, out, name=name: out.print(name))
-    last = "neve.cli.demo_restart.restart_act"
-    monkeypatch.setattr(last, lambda _, out: out.print("restart_act"))
+
+    def restart_act(info, out, **title):
+        out.print("restart_act", info.family.name, *title.values())
+
+    monkeypatch.setattr("neve.cli.demo_restart.restart_act", restart_act)
+
+
+@pytest.mark.mlx
+def test_acts_follow_a_head(run_loaded, short_acts):
+    """UX-2: the demo says what runs on what, then plays its acts in order."""
     done = run_loaded("demo", "somewhere/model.gguf")
-    name, engine, _, *played = done.stdout.splitlines()
+    name, engine, _, families, *played = done.stdout.splitlines()
 
     assert (done.exit_code, name) == (0, "model.gguf")
     assert "float32 on the CPU" in engine
-    assert played[-4:] == ["stream_act", "prefix_act", "batch_act", "restart_act"]
+    assert re.fullmatch(r"families installed: .*\bqwen3\b.*", families)
+    assert played == ["stream_act", "prefix_act", "batch_act", "restart_act qwen3"]
+
+
+@pytest.mark.mlx
+def test_the_last_act_is_played_on_another_model_too(run_loaded, short_acts):
+    """CT-1, UX-2: with --restart there is a fifth act, which says whose it is."""
+    done = run_loaded("demo", "somewhere/model.gguf", "--restart", "somewhere/else")
+    last = done.stdout.splitlines()[-1]
+
+    assert done.exit_code == 0
+    assert last == "restart_act qwen3 5 The same with else, of the family qwen3"
 
 
 @pytest.mark.mlx
@@ -58,3 +82,13 @@ def test_the_last_act_restores_in_a_new_process(model):
 
     assert 0 < figures.restored_tokens < figures.prompt_tokens
     assert figures.prompt_tokens - figures.restored_tokens <= 48
+
+
+@pytest.mark.mlx
+def test_the_last_act_restores_a_hybrid():
+    """SD-1, UX-2: so it does with a model whose prefix is more than its blocks."""
+    with neve.load(HYBRID, paged_cache_memory_mb=64) as hybrid:
+        info = hybrid.info
+    figures = restart_act(info, Console(quiet=True))
+
+    assert 0 < figures.restored_tokens < figures.prompt_tokens

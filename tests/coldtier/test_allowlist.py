@@ -107,7 +107,7 @@ def test_the_whole_table(listed: bool) -> None:
         assert "\n" not in decision.reason
 
 
-@pytest.mark.parametrize("model_type", ["x", "", "Qwen3", "qwen3 ", "nemotron_h"])
+@pytest.mark.parametrize("model_type", ["x", "", "Qwen3", "qwen3 ", "nemotron"])
 @pytest.mark.parametrize(("explicit", "environment"), [*itertools.product(ASKED, ASKED)])
 def test_nothing_opens_an_unlisted_family(
     model_type: str, explicit: bool | None, environment: bool | None

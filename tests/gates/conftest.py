@@ -15,6 +15,7 @@ import pytest
 import neve
 
 TINY = Path(__file__).parents[2] / "checkpoints" / "qwen3"
+PERSISTENT = ["qwen3", "lfm2", "lfm2_moe", "qwen3_5", "qwen3_5_moe", "nemotron_h"]
 VARIABLE = "MLX_TEST_MODEL_PATH"
 
 
@@ -31,6 +32,18 @@ def users_checkpoint() -> Path:
 def checkpoint(request: pytest.FixtureRequest) -> Path:
     """Either checkpoint."""
     return TINY if request.param == "tiny" else users_checkpoint()
+
+
+@pytest.fixture(scope="module", params=[*PERSISTENT, "user"])
+def certified(request: pytest.FixtureRequest) -> Path:
+    """A checkpoint of a family that keeps prefixes on disk."""
+    if request.param != "user":
+        return TINY.parent / request.param
+    path = users_checkpoint()
+    with neve.load(path, dtype="float32", paged_cache_memory_mb=64) as model:
+        if not model.info.family.cold_restore_eligibility(model.info.config).eligible:
+            pytest.skip("the family keeps no prefix on disk")
+    return path
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-import neve
 from neve.certification import CASES, GateCase, run_case
+from neve.kvcache.retention import checkpoint_ladder
 
 pytestmark = pytest.mark.mlx
 
@@ -34,28 +34,36 @@ print(json.dumps([done.text, done.tokens, done.usage.restored_tokens, cold.corru
 """
 
 
-def test_three_instances(checkpoint):
+def test_three_instances(certified):
     """TG-1, TG-5: capture, fresh restore and baseline answer alike, and blocks came back."""
-    with neve.load(checkpoint, **SETTINGS) as model:
-        if not model.info.family.cold_restore_eligibility(model.info.config).eligible:
-            pytest.skip("the family keeps no prefix on disk")
     for case in CASES:
-        report = run_case(checkpoint, case, settings=SETTINGS)
+        report = run_case(certified, case, settings=SETTINGS)
         print(report.describe())  # noqa: T201  shown before it is judged
 
         assert report.failures() == []
 
 
-def test_a_prompt_that_parts_early_restores_what_is_shared(checkpoint):
-    """TG-1: of a long prefix the blocks before the parting come back, and no block after it."""
+def test_a_prompt_that_parts_early_restores_what_is_shared(certified):
+    """TG-1: of a long prefix the blocks before the parting come back, and no block after it.
+
+    With state beside the blocks a restore ends where the capture left one: at a shallower rung.
+    """
     shared = STORY * 4
     case = GateCase(shared + STORY * 8, shared + "The code of Max is 7319. " * 8)
-    report = run_case(checkpoint, case, settings=SETTINGS)
-    print(report.describe())  # noqa: T201  shown before it is judged
+    report = run_case(certified, case, settings=SETTINGS)
+    num_tokens = report.capture.answer.usage.prompt_tokens
+    ladder = checkpoint_ladder(
+        num_tokens, 0, report.capture.info.settings.cache.paged_block_size
+    )
+    print(f"ladder {ladder}\n{report.describe()}")  # noqa: T201  shown before it is judged
+    print(report.restore.cold, report.restore.sidecar, sep="\n")  # noqa: T201
     restored = report.restore.answer.usage.restored_tokens
 
     assert report.failures() == []
-    assert 0 < restored < report.capture.answer.usage.prompt_tokens // 2
+    assert 0 < restored < num_tokens // 2
+    if report.restore.has_state:
+        assert restored in ladder[:-1]
+        assert report.restore.sidecar.installed >= 1
 
 
 def test_a_report_without_a_restore_fails(checkpoint):

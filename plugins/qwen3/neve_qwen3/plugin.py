@@ -81,7 +81,7 @@ def cold_restore_eligibility(config: Qwen3Config | None) -> ColdEligibility:
 
 
 @hookimpl
-def build_sidecar_policy(config: Qwen3Config) -> SidecarPolicy | None:
+def build_sidecar_policy(config: Qwen3Config, dtype: str) -> SidecarPolicy | None:
     """State that nothing is kept outside the blocks."""
     return None
 

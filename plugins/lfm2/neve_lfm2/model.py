@@ -1,0 +1,162 @@
+"""LFM2: gated short convolutions and grouped-query attention, with dense or sparse MLPs.
+
+Parameters are named as in the checkpoint, save the stacked experts (see `weights`). All shapes
+are token-major: `T` tokens of a step, whatever sequences they belong to.
+"""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from neve.contract.forward import ForwardContext, State, StepBatch
+from neve.layers.moe import Experts, Routing
+from neve.layers.short_conv import ShortConv
+
+from .config import ExpertsConfig, Lfm2Config
+
+
+class Attention(nn.Module):
+    """Attention of one layer, with normed queries and keys."""
+
+    def __init__(self, config: Lfm2Config, layer: int) -> None:
+        super().__init__()
+        dims, head_dim = config.hidden_size, config.head_dim
+        self.layer = layer
+        self.rope = config.rope
+        self.num_heads = config.num_attention_heads
+        self.num_kv_heads = config.num_key_value_heads
+        self.head_dim = head_dim
+        self.q_proj = nn.Linear(dims, self.num_heads * head_dim, bias=False)
+        self.k_proj = nn.Linear(dims, self.num_kv_heads * head_dim, bias=False)
+        self.v_proj = nn.Linear(dims, self.num_kv_heads * head_dim, bias=False)
+        self.out_proj = nn.Linear(self.num_heads * head_dim, dims, bias=False)
+        self.q_layernorm = nn.RMSNorm(head_dim, eps=config.norm_eps)
+        self.k_layernorm = nn.RMSNorm(head_dim, eps=config.norm_eps)
+
+    def __call__(self, x: mx.array, context: ForwardContext) -> mx.array:
+        """Return `[T, hidden]`."""
+        num_tokens = x.shape[0]
+        q = self.q_proj(x).reshape(num_tokens, self.num_heads, self.head_dim)
+        k = self.k_proj(x).reshape(num_tokens, self.num_kv_heads, self.head_dim)
+        v = self.v_proj(x).reshape(num_tokens, self.num_kv_heads, self.head_dim)
+        q = context.rope(self.q_layernorm(q), self.rope)
+        k = context.rope(self.k_layernorm(k), self.rope)
+        out = context.attend(self.layer, q, k, v, scale=self.head_dim**-0.5)
+        return self.out_proj(out.reshape(num_tokens, -1))
+
+
+class GatedConv(nn.Module):
+    """A short convolution between two gates: `out(c * conv(b * x))`."""
+
+    def __init__(self, config: Lfm2Config, layer: int) -> None:
+        super().__init__()
+        dims, bias = config.hidden_size, config.conv_bias
+        self.layer = layer
+        self.conv = ShortConv(dims, config.conv_length, bias=bias)
+        self.in_proj = nn.Linear(dims, 3 * dims, bias=bias)
+        self.out_proj = nn.Linear(dims, dims, bias=bias)
+
+    def __call__(self, x: mx.array, context: ForwardContext) -> mx.array:
+        """Return `[T, hidden]`."""
+        b, c, x = mx.split(self.in_proj(x), 3, axis=-1)
+        return self.out_proj(c * context.scan(self.layer, (b * x,), self._step))
+
+    def _step(self, inputs: tuple[mx.array, ...], state: State) -> tuple[mx.array, State]:
+        out, rows = self.conv(inputs[0], state[0])
+        return out, (rows,)
+
+
+class DenseMLP(nn.Module):
+    """`w2(silu(w1(x)) * w3(x))`."""
+
+    def __init__(self, dims: int, hidden_dims: int) -> None:
+        super().__init__()
+        self.w1 = nn.Linear(dims, hidden_dims, bias=False)
+        self.w2 = nn.Linear(hidden_dims, dims, bias=False)
+        self.w3 = nn.Linear(dims, hidden_dims, bias=False)
+
+    def __call__(self, x: mx.array) -> mx.array:
+        """Return `[T, dims]` for `x [T, dims]`."""
+        return self.w2(nn.silu(self.w1(x)) * self.w3(x))
+
+
+class SparseMLP(nn.Module):
+    """Experts behind a sigmoid router, whose bias enters the choice and not the weights."""
+
+    def __init__(self, dims: int, config: ExpertsConfig) -> None:
+        super().__init__()
+        self.routing = Routing(
+            config.num_experts_per_tok,
+            scores="sigmoid",
+            renormalise=config.norm_topk_prob,
+            epsilon=1e-6,  # as the makers' implementation has it
+            scale=config.routed_scaling_factor,
+        )
+        self.gate = nn.Linear(dims, config.num_experts, bias=False)
+        self.experts = Experts(config.num_experts, dims, config.intermediate_size)
+        if config.use_expert_bias:
+            self.expert_bias = mx.zeros((config.num_experts,))
+
+    def __call__(self, x: mx.array) -> mx.array:
+        """Return `[T, dims]` for `x [T, dims]`."""
+        chosen, weights = self.routing(self.gate(x), self.get("expert_bias"))
+        return self.experts(x, chosen, weights)
+
+
+class Block(nn.Module):
+    """One layer: convolution or attention, then an MLP, each behind a norm and a residual."""
+
+    def __init__(self, config: Lfm2Config, layer: int) -> None:
+        super().__init__()
+        dims, experts = config.hidden_size, config.experts
+        self.operator_norm = nn.RMSNorm(dims, eps=config.norm_eps)
+        self.ffn_norm = nn.RMSNorm(dims, eps=config.norm_eps)
+        if config.layer_types[layer] == "conv":
+            self.conv = GatedConv(config, layer)
+        else:
+            self.self_attn = Attention(config, layer)
+        if experts is None or layer < experts.num_dense_layers:
+            self.feed_forward = DenseMLP(dims, config.intermediate_size)
+        else:
+            self.feed_forward = SparseMLP(dims, experts)
+
+    def __call__(self, x: mx.array, context: ForwardContext) -> mx.array:
+        """Return `[T, hidden]`."""
+        mixer = self.conv if "conv" in self else self.self_attn
+        x = x + mixer(self.operator_norm(x), context)
+        return x + self.feed_forward(self.ffn_norm(x))
+
+
+class Trunk(nn.Module):
+    """Embedding, layers and final norm."""
+
+    def __init__(self, config: Lfm2Config) -> None:
+        super().__init__()
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = [Block(config, i) for i in range(config.num_hidden_layers)]
+        self.embedding_norm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
+
+    def __call__(self, batch: StepBatch, context: ForwardContext) -> mx.array:
+        """Return the normed hidden states `[R, hidden]` of the rows that want logits."""
+        x = self.embed_tokens(batch.ids)
+        for block in self.layers:
+            x = block(x, context)
+        return self.embedding_norm(x[batch.logit_rows])
+
+
+class Lfm2(nn.Module):
+    """The model with its head."""
+
+    def __init__(self, config: Lfm2Config) -> None:
+        super().__init__()
+        self.model = Trunk(config)
+        if not config.tie_word_embeddings:
+            self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+
+    def __call__(self, batch: StepBatch, context: ForwardContext) -> mx.array:
+        """Return logits `[R, vocab_size]`."""
+        hidden = self.model(batch, context)
+        if "lm_head" in self:
+            return self.lm_head(hidden)
+        return self.model.embed_tokens.as_linear(hidden)

@@ -1,0 +1,263 @@
+"""Nemotron-H's config.json, as far as it shapes the computation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, TypeAlias
+
+import attrs
+
+from neve.checkpoint.config import read_config
+from neve.contract.errors import ConfigError, UnsupportedModelError
+
+from .raw import (
+    Raw,
+    RawAttention,
+    RawDense,
+    RawExperts,
+    RawMamba,
+    RawMLP,
+    read_limit,
+    text_part,
+)
+
+LayerType: TypeAlias = Literal["mamba", "attention", "mlp", "moe"]
+
+_LETTERS: Mapping[str, LayerType] = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
+_NAMES: Mapping[str, LayerType] = {
+    "mamba": "mamba",
+    "linear_attention": "mamba",
+    "attention": "attention",
+    "full_attention": "attention",
+    "mlp": "mlp",
+    "moe": "moe",
+}
+
+
+@attrs.frozen(kw_only=True)
+class AttentionConfig:
+    """The attention layers, which know no positions.
+
+    Attributes:
+        head_dim: Width of a head; `num_heads * head_dim` need not be the hidden size.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    bias: bool
+
+
+@attrs.frozen(kw_only=True)
+class MambaConfig:
+    """The Mamba-2 layers.
+
+    Attributes:
+        num_groups: Groups of heads that share `B` and `C`, and whose outputs are normed
+            together.
+        state_dim: Width of `B` and `C`.
+        kernel: Tokens that the convolution sees, its own among them.
+        chunk: Tokens that are computed at once.
+        bias: Whether the projections into and out of the layer have biases.
+        limit: Least and greatest time step.
+    """
+
+    num_heads: int
+    head_dim: int
+    num_groups: int
+    state_dim: int
+    kernel: int
+    chunk: int
+    bias: bool
+    conv_bias: bool
+    limit: tuple[float, float]
+
+    @property
+    def inner_dim(self) -> int:
+        """Channels of all heads."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def conv_dim(self) -> int:
+        """Channels of the convolution: inputs, `B` and `C`."""
+        return self.inner_dim + 2 * self.num_groups * self.state_dim
+
+
+@attrs.frozen(kw_only=True)
+class ExpertsConfig:
+    """The layers with experts.
+
+    Attributes:
+        hidden_dims: Width of one expert.
+        latent_dims: Width of what goes into an expert and comes out; None for the hidden size.
+        shared_hidden_dims: Width of the expert that computes every token; None for none.
+        renormalise: Whether the weights of the chosen experts are made to sum to one.
+        scale: Factor on them.
+    """
+
+    num_experts: int
+    num_chosen: int
+    hidden_dims: int
+    latent_dims: int | None
+    shared_hidden_dims: int | None
+    renormalise: bool
+    scale: float
+
+
+@attrs.frozen(kw_only=True)
+class NemotronHConfig:
+    """A Nemotron-H model. What none of its layers uses is None.
+
+    Attributes:
+        layer_types: The one thing that each layer does.
+        mlp_bias: Whether dense MLPs, the shared expert and latent projections have biases.
+        intermediate_size: Width of the dense MLPs.
+    """
+
+    hidden_size: int
+    vocab_size: int
+    max_position_embeddings: int
+    norm_eps: float
+    tie_word_embeddings: bool
+    layer_types: tuple[LayerType, ...]
+    attention: AttentionConfig | None
+    mamba: MambaConfig | None
+    mlp_bias: bool
+    intermediate_size: int | None
+    experts: ExpertsConfig | None
+
+
+def _refuse(raw: Mapping[str, Any], supported: Mapping[str, object]) -> None:
+    for key, value in supported.items():
+        if raw[key] != value:
+            raise UnsupportedModelError(
+                f"Nemotron-H with {key} {raw[key]!r} is not supported, only {value!r}"
+            )
+
+
+def _require_multiple(text: Mapping[str, Any], key: str, value: int, of: str) -> None:
+    if text[of] % value:
+        raise ConfigError(key, f"must divide {of}, {text[of]}, got {value}")
+
+
+def _kinds(key: str, listed: Any, known: Mapping[str, LayerType]) -> tuple[LayerType, ...]:
+    if not isinstance(listed, str | list | tuple) or not listed:
+        raise ConfigError(key, f"must list the layers, got {listed!r}")
+    names: list[Any] = list(listed)
+    unknown = [name for name in names if not isinstance(name, str) or name not in known]
+    if unknown:
+        raise UnsupportedModelError(
+            f"{key}: layers of type {unknown[0]!r} are not supported (known: "
+            f"{', '.join(known)})"
+        )
+    return tuple(known[name] for name in names)
+
+
+def _layer_types(raw: Raw) -> tuple[LayerType, ...]:
+    letters, names = raw.hybrid_override_pattern, raw.layers_block_type
+    said: list[tuple[LayerType, ...]] = []
+    if letters is not None:
+        said.append(_kinds("hybrid_override_pattern", letters, _LETTERS))
+    if names is not None:
+        said.append(_kinds("layers_block_type", names, _NAMES))
+    if not said:
+        reason = "required key is missing (as is layers_block_type)"
+        raise ConfigError("hybrid_override_pattern", reason)
+    if said[0] != said[-1]:
+        raise ConfigError("layers_block_type", f"contradicts the pattern {letters!r}")
+    return said[0]
+
+
+def _attention(text: Mapping[str, Any]) -> AttentionConfig:
+    raw = read_config(text, RawAttention)
+    _refuse(attrs.asdict(raw), {"sliding_window": None})
+    heads, kv_heads = raw.num_attention_heads, raw.num_key_value_heads
+    _require_multiple(text, "num_key_value_heads", kv_heads, "num_attention_heads")
+    return AttentionConfig(
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=raw.head_dim or raw.attention_head_dim or 128,
+        bias=raw.attention_bias,
+    )
+
+
+def _mamba(text: Mapping[str, Any]) -> MambaConfig:
+    raw = read_config(text, RawMamba)
+    _refuse(attrs.asdict(raw), {"mamba_hidden_act": "silu"})
+    _require_multiple(text, "n_groups", raw.n_groups, "mamba_num_heads")
+    return MambaConfig(
+        num_heads=raw.mamba_num_heads,
+        head_dim=raw.mamba_head_dim,
+        num_groups=raw.n_groups,
+        state_dim=raw.ssm_state_size,
+        kernel=raw.conv_kernel,
+        chunk=raw.chunk_size,
+        bias=raw.use_bias,
+        conv_bias=raw.use_conv_bias,
+        limit=read_limit(raw.time_step_limit),
+    )
+
+
+def _experts(text: Mapping[str, Any]) -> ExpertsConfig:
+    raw = read_config(text, RawExperts)
+    if raw.num_experts_per_tok > raw.n_routed_experts:
+        reason = f"must be at most n_routed_experts, {raw.n_routed_experts}"
+        raise ConfigError("num_experts_per_tok", reason)
+    if raw.n_group != raw.topk_group:
+        raise UnsupportedModelError(
+            f"a choice of topk_group {raw.topk_group} of n_group {raw.n_group} groups of "
+            "experts is not supported, only one among all experts"
+        )
+    if raw.n_shared_experts > 1:
+        # their width would be one's in some implementations, the sum's in others
+        raise UnsupportedModelError("more than one n_shared_experts is not supported")
+    shared = raw.moe_shared_expert_intermediate_size if raw.n_shared_experts else None
+    if raw.n_shared_experts and shared is None:
+        raise ConfigError("moe_shared_expert_intermediate_size", "required key is missing")
+    return ExpertsConfig(
+        num_experts=raw.n_routed_experts,
+        num_chosen=raw.num_experts_per_tok,
+        hidden_dims=raw.moe_intermediate_size,
+        latent_dims=raw.moe_latent_size,
+        shared_hidden_dims=shared,
+        renormalise=raw.norm_topk_prob,
+        scale=raw.routed_scaling_factor,
+    )
+
+
+def _mlp_bias(text: Mapping[str, Any]) -> bool:
+    raw = read_config(text, RawMLP)
+    _refuse(attrs.asdict(raw), {"mlp_hidden_act": "relu2"})
+    return raw.mlp_bias
+
+
+def parse(raw_config: Mapping[str, Any]) -> NemotronHConfig:
+    """Return the config of a Nemotron-H checkpoint.
+
+    The number of layers is that of their types; `num_hidden_layers` is not looked at. Nor is
+    what describes rotations: attention here knows no positions.
+
+    Raises:
+        ConfigError: A key is missing, of the wrong type or out of range, or two contradict.
+        UnsupportedModelError: A layer of an unknown type, an activation that no published model
+            has, sliding windows, a float32 residual stream, or a choice of groups of experts.
+    """
+    text = text_part(raw_config)
+    raw = read_config(text, Raw)
+    _refuse(attrs.asdict(raw), {"model_type": "nemotron_h", "residual_in_fp32": False})
+    kinds = _layer_types(raw)
+    return NemotronHConfig(
+        hidden_size=raw.hidden_size,
+        vocab_size=raw.vocab_size,
+        max_position_embeddings=raw.max_position_embeddings,
+        norm_eps=raw.layer_norm_epsilon,
+        tie_word_embeddings=raw.tie_word_embeddings,
+        layer_types=kinds,
+        attention=_attention(text) if "attention" in kinds else None,
+        mamba=_mamba(text) if "mamba" in kinds else None,
+        mlp_bias=_mlp_bias(text) if {"mlp", "moe"} & set(kinds) else False,
+        intermediate_size=(
+            read_config(text, RawDense).intermediate_size if "mlp" in kinds else None
+        ),
+        experts=_experts(text) if "moe" in kinds else None,
+    )

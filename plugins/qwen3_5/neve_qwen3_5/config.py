@@ -1,0 +1,204 @@
+"""Qwen3.5's config.json, as far as it shapes the computation of text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+from neve.contract.errors import ConfigError, UnsupportedModelError
+from neve.contract.forward import RopeSpec
+from neve.layers.rope import rope_spec
+
+from .raw import RawDense, RawOuter, RawRope, RawSparse, RawText, read_nested
+
+_LAYER_TYPES = ("linear_attention", "full_attention")
+_PARTIAL_ROTARY_FACTOR = 0.25
+
+
+@attrs.frozen(kw_only=True)
+class DeltaConfig:
+    """The gated delta net of a layer.
+
+    Attributes:
+        kernel: Tokens that the convolution spans.
+    """
+
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    kernel: int
+
+    @property
+    def conv_dim(self) -> int:
+        """Channels of the convolution: queries, keys and values of all heads."""
+        return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
+
+
+@attrs.frozen(kw_only=True)
+class ExpertsConfig:
+    """The mixture of experts of a layer.
+
+    Attributes:
+        num_chosen: Experts that compute a token, beside the shared one.
+        hidden_dims: Width of an expert.
+        shared_hidden_dims: Width of the shared expert.
+    """
+
+    num_experts: int
+    num_chosen: int
+    hidden_dims: int
+    shared_hidden_dims: int
+
+
+@attrs.frozen(kw_only=True)
+class Qwen35Config:
+    """The text model of a Qwen3.5 checkpoint.
+
+    Attributes:
+        full_attention: For each layer, whether it is one of full attention; the others are
+            gated delta nets.
+        mlp: Width of the MLP of a dense model, or the experts.
+        rope: The rotary embedding of full attention.
+    """
+
+    hidden_size: int
+    full_attention: tuple[bool, ...]
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    vocab_size: int
+    max_position_embeddings: int
+    rms_norm_eps: float
+    tie_word_embeddings: bool
+    attention_bias: bool
+    mlp: int | ExpertsConfig
+    delta: DeltaConfig
+    rope: RopeSpec
+
+
+def parse(raw_config: Mapping[str, Any]) -> Qwen35Config:
+    """Return the config of the text model of a Qwen3.5 checkpoint.
+
+    The text model's keys stand in `text_config`, or at the top of a text-only checkpoint.
+
+    Raises:
+        ConfigError: A key is missing, of the wrong type or out of range.
+        UnsupportedModelError: A kind of layer, activation or rotary rule that is not
+            implemented.
+    """
+    outer = read_nested(raw_config, RawOuter, "")
+    prefix = "" if outer.text_config is None else "text_config."
+    text = raw_config if outer.text_config is None else outer.text_config
+    if text.get("hidden_size") is None:
+        raise ConfigError("text_config.hidden_size", "required key is missing")
+    types = (outer.model_type, str(text.get("model_type")))
+    sparse = any(name.endswith(("_moe", "_moe_text")) for name in types)
+    raw = read_nested(text, RawSparse if sparse else RawDense, prefix)
+    _refuse_variants(raw)
+    tied = raw.tie_word_embeddings
+    return Qwen35Config(
+        hidden_size=raw.hidden_size,
+        full_attention=_full_attention(raw, prefix),
+        num_attention_heads=_multiple(
+            raw, "num_attention_heads", "num_key_value_heads", prefix
+        ),
+        num_key_value_heads=raw.num_key_value_heads,
+        head_dim=raw.head_dim,
+        vocab_size=raw.vocab_size,
+        max_position_embeddings=raw.max_position_embeddings,
+        rms_norm_eps=raw.rms_norm_eps,
+        tie_word_embeddings=outer.tie_word_embeddings if tied is None else tied,
+        attention_bias=raw.attention_bias,
+        mlp=_mlp(raw, prefix),
+        delta=_delta(raw, prefix),
+        rope=_rope(raw, prefix),
+    )
+
+
+def _refuse_variants(raw: RawText) -> None:
+    if raw.hidden_act != "silu":
+        raise UnsupportedModelError(
+            f"hidden_act {raw.hidden_act!r} is not supported, only silu"
+        )
+    if not raw.attn_output_gate:
+        raise UnsupportedModelError("Qwen3.5 without attn_output_gate is not supported")
+
+
+def _full_attention(raw: RawText, prefix: str) -> tuple[bool, ...]:
+    if raw.layer_types is None:
+        every = raw.full_attention_interval
+        return tuple((i + 1) % every == 0 for i in range(raw.num_hidden_layers))
+    unknown = sorted(set(raw.layer_types) - set(_LAYER_TYPES))
+    if unknown:
+        known = ", ".join(_LAYER_TYPES)
+        raise UnsupportedModelError(
+            f"layer type {unknown[0]!r} is not supported (known: {known})"
+        )
+    if len(raw.layer_types) != raw.num_hidden_layers:
+        raise ConfigError(
+            f"{prefix}layer_types",
+            f"must name num_hidden_layers = {raw.num_hidden_layers} layers, "
+            f"got {len(raw.layer_types)}",
+        )
+    return tuple(name == "full_attention" for name in raw.layer_types)
+
+
+def _multiple(raw: RawText, key: str, divisor: str, prefix: str) -> int:
+    value: int = getattr(raw, key)
+    if value % getattr(raw, divisor):
+        raise ConfigError(
+            f"{prefix}{key}",
+            f"must be a multiple of {divisor} = {getattr(raw, divisor)}, got {value}",
+        )
+    return value
+
+
+def _delta(raw: RawText, prefix: str) -> DeltaConfig:
+    return DeltaConfig(
+        key_heads=raw.linear_num_key_heads,
+        value_heads=_multiple(raw, "linear_num_value_heads", "linear_num_key_heads", prefix),
+        key_dim=raw.linear_key_head_dim,
+        value_dim=raw.linear_value_head_dim,
+        kernel=raw.linear_conv_kernel_dim,
+    )
+
+
+def _mlp(raw: RawDense | RawSparse, prefix: str) -> int | ExpertsConfig:
+    if isinstance(raw, RawDense):
+        return raw.intermediate_size
+    if raw.num_experts_per_tok > raw.num_experts:
+        raise ConfigError(
+            f"{prefix}num_experts_per_tok",
+            f"must be at most num_experts = {raw.num_experts}, got {raw.num_experts_per_tok}",
+        )
+    return ExpertsConfig(
+        num_experts=raw.num_experts,
+        num_chosen=raw.num_experts_per_tok,
+        hidden_dims=raw.moe_intermediate_size,
+        shared_hidden_dims=raw.shared_expert_intermediate_size,
+    )
+
+
+def _rope(raw: RawText, prefix: str) -> RopeSpec:
+    """Read the rotary embedding; `rope_parameters` wins over the older keys beside it."""
+    name = "rope_scaling" if raw.rope_parameters is None else "rope_parameters"
+    rule = dict(getattr(raw, name) or {})
+    inner = read_nested(rule, RawRope, f"{prefix}{name}.")
+    theta = inner.rope_theta or raw.rope_theta
+    if theta is None:
+        raise ConfigError(f"{prefix}rope_parameters.rope_theta", "required key is missing")
+    factor = inner.partial_rotary_factor or raw.partial_rotary_factor or _PARTIAL_ROTARY_FACTOR
+    dims = int(raw.head_dim * factor)
+    if dims % 2 or not 0 < dims <= raw.head_dim:
+        raise ConfigError(
+            f"{prefix}partial_rotary_factor",
+            f"must leave an even number of head_dim = {raw.head_dim} elements, got {factor}",
+        )
+    # of multi-axis positions, text has equal ones
+    for key in ("rope_type", "type"):
+        if rule.get(key) == "mrope":
+            rule[key] = "default"
+    return rope_spec(dims, theta, rule, max_context=raw.max_position_embeddings)

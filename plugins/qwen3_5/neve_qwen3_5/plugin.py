@@ -1,0 +1,116 @@
+"""The hooks of the Qwen3.5 family."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from neve.contract.cache_spec import (
+    CacheLayout,
+    FullAttention,
+    RecurrentState,
+    StateTensor,
+    layer_routes,
+)
+from neve.contract.hooks import hookimpl
+from neve.contract.plan import (
+    ColdEligibility,
+    ExecutionPlan,
+    FamilyInfo,
+    ModelShape,
+    OutputProtocol,
+)
+from neve.contract.sidecar import SidecarPolicy, recurrent_policy
+
+if TYPE_CHECKING:
+    import mlx.core as mx
+    import mlx.nn as nn
+
+    from neve.contract.forward import ForwardContext, StepBatch
+    from neve.contract.weights import Weights
+
+    from .config import Qwen35Config
+
+
+@hookimpl
+def family_info() -> FamilyInfo:
+    """Name the family; a text-only checkpoint has the type of its text model."""
+    types = ["qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"]
+    return FamilyInfo("qwen3_5", 1, types, "neve-qwen3-5")
+
+
+@hookimpl
+def parse_config(raw: Mapping[str, Any]) -> Qwen35Config:
+    """Read config.json."""
+    from .config import parse
+
+    return parse(raw)
+
+
+@hookimpl
+def model_shape(config: Qwen35Config) -> ModelShape:
+    """State the sizes."""
+    return ModelShape(
+        config.vocab_size, config.max_position_embeddings, len(config.full_attention)
+    )
+
+
+@hookimpl
+def declare_cache_groups(config: Qwen35Config) -> CacheLayout:
+    """Declare full attention in some layers, and a gated delta net's state in the others."""
+    delta = config.delta
+    attention = FullAttention(config.num_key_value_heads, config.head_dim)
+    state = RecurrentState(
+        (
+            StateTensor("conv", (delta.kernel - 1, delta.conv_dim)),
+            StateTensor(
+                "recurrent", (delta.value_heads, delta.value_dim, delta.key_dim), "float32"
+            ),
+        )
+    )
+    return layer_routes([attention if full else state for full in config.full_attention])
+
+
+@hookimpl
+def build_model(config: Qwen35Config, weights: Weights) -> nn.Module:
+    """Build the text model and take its weights."""
+    from .weights import build
+
+    return build(config, weights)
+
+
+@hookimpl
+def forward(model: nn.Module, batch: StepBatch, context: ForwardContext) -> mx.array:
+    """Compute logits `[R, vocab_size]`."""
+    return model(batch, context)
+
+
+@hookimpl
+def cold_restore_eligibility(config: Qwen35Config | None) -> ColdEligibility:
+    """Answer for the cold tier."""
+    return ColdEligibility(
+        True, "its blocks and its sidecars hold all that a prefix leaves behind"
+    )
+
+
+@hookimpl
+def build_sidecar_policy(config: Qwen35Config, dtype: str) -> SidecarPolicy | None:
+    """State what its recurrent layers leave behind; None without such layers."""
+    layout = declare_cache_groups(config)
+    return recurrent_policy("gdn_state", layout, dtype) if layout.states else None
+
+
+@hookimpl
+def execution_plan(config: Qwen35Config) -> ExecutionPlan:
+    """Ask for nothing special."""
+    return ExecutionPlan()
+
+
+@hookimpl
+def output_protocol(config: Qwen35Config) -> OutputProtocol:
+    """State Qwen3.5's marks."""
+    return OutputProtocol(
+        end_of_turn=("<|im_end|>",),
+        reasoning=("<think>", "</think>"),
+        tool_call=("<tool_call>", "</tool_call>"),
+    )
