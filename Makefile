@@ -9,7 +9,7 @@ FAMILIES := $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml ex
 .PHONY: demo test lint types imports bench
 
 demo: .venv/runs
-	$(BIN)/neve demo
+	$(BIN)/neve demo --restart checkpoints/lfm2
 
 # as many workers as processors, so one BLAS thread in each
 test: .venv/develops

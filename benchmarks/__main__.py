@@ -14,7 +14,7 @@ from .figures import Figure
 BLAS = blas.preload()
 
 # MLX must find the BLAS in front of it
-from . import cold, cold_writer, host, peers, pool, soak  # noqa: E402
+from . import cold, cold_writer, host, hybrids, peers, pool, soak  # noqa: E402
 
 BENCHMARKS: dict[str, Callable[[], list[Figure]]] = {
     "decode": peers.decode,
@@ -25,6 +25,7 @@ BENCHMARKS: dict[str, Callable[[], list[Figure]]] = {
     "pool": pool.pool,
     "host": host.host,
     "soak": soak.soak,
+    "hybrids": hybrids.hybrids,
     "restart": cold.restart,
     "capture": cold.capture,
     "restore": cold.restore_beside,
