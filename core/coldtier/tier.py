@@ -217,6 +217,12 @@ class ColdTier:
         while len(self._ends) > MAX_REMEMBERED_ENDS:
             self._ends.popitem(last=False)
 
+    def has_state(self, chain: ColdChain, tokens: Sequence[int], num_blocks: int) -> bool:
+        """Return whether the state after so many blocks is known to be on disk."""
+        assert self.policy is not None
+        group = ColdGroup(self.policy.group)
+        return self._store.contains(chain.sidecar(group, tokens, num_blocks * self._block_size))
+
     def offer_state(
         self,
         chain: ColdChain,

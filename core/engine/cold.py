@@ -325,12 +325,17 @@ class EngineCold:
     def _states_within(self, ended: _Ended, capture: Capture) -> list[Checkpoint | None]:
         """Return the states that a turn writes: the deepest in reach, and its ladder's rest.
 
-        Shallow rungs are what a prompt finds that parts from this one early.
+        Shallow rungs are what a prompt finds that parts from this one early. A chain that has
+        a state on disk has had its ladder: from then on a turn writes one.
         """
         if self.tier.policy is None or self._keeper is None:
             return []
         found = self._keeper.on_chain(ended.prefix.hashes[: capture.reach])
-        return list(found[:LADDER_RUNGS]) or [None]
+        had_ladder = any(
+            self.tier.has_state(capture.chain, ended.tokens, kept.num_blocks)
+            for kept in found[1:]
+        )
+        return list(found[: 1 if had_ladder else LADDER_RUNGS]) or [None]
 
     def _offer_states(self, ended: _Ended, capture: Capture) -> bool:
         """Hand the next state to the writer if it has a place; return whether none is left."""

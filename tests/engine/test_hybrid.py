@@ -296,7 +296,8 @@ class OnDisk(Expected):
         super().note(turn)
         chain = turn.computed
         on_chain = sorted({len(p) for p in self.kept if p == chain[: len(p)]})
-        self.written += [chain[:end] for end in on_chain[-LADDER_RUNGS:]]
+        had_ladder = any(chain[:end] in self.written for end in on_chain[:-1])
+        self.written += [chain[:end] for end in on_chain[-1 if had_ladder else -LADDER_RUNGS :]]
 
 
 @every_family
@@ -502,3 +503,17 @@ def test_another_boundarys_sidecar_is_refused(cold, stored, sidecars):
     assert again.tokens == stored.completion.tokens
     assert again.usage.restored_tokens == 32
     assert model.stats().cold.corruptions == 1
+
+
+def test_a_ladder_is_written_once(cold):
+    """SD-7: the first turn of a chain writes its ladder, each later one a single state."""
+    model, history = cold(), text(200, 1)
+    written: list[int] = []
+    for turn in range(4):
+        before = model.stats().sidecar.enqueued
+        done = answer(model, history, 40)
+        written.append(model.stats().sidecar.enqueued - before)
+        history = [*history, *done.tokens, *text(20, 100 + turn)]
+
+    assert 2 <= written[0] <= 4
+    assert written[1:] == [1, 1, 1]
