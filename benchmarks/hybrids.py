@@ -12,8 +12,9 @@ from typing import Any
 import mlx.core as mx
 
 import neve
+from neve.layers.gated_delta import gated_delta
 
-from .figures import Figure, interleaved, random_tokens, ratio, seconds
+from .figures import Figure, bounded, interleaved, random_tokens, ratio, seconds
 
 FAMILIES = ("lfm2", "qwen3_5", "nemotron_h")
 CHECKPOINTS = Path(__file__).parents[1] / "checkpoints"
@@ -82,7 +83,24 @@ def _ours_one(family: str, ids: list[int], max_tokens: int) -> tuple[float, floa
 
 def hybrids() -> list[Figure]:
     """Each family alone, in equal rows, and in mixed rows behind one prefix."""
-    return [figure for family in FAMILIES for figure in _family(family)]
+    return [*[figure for family in FAMILIES for figure in _family(family)], _linear()]
+
+
+def _linear() -> Figure:
+    """Return how much longer a token takes in a gated-delta layer behind 4,096 than 1,024."""
+
+    def per_token(length: int, seed: int) -> float:
+        keys = mx.random.split(mx.random.key(seed), 5)
+        q, k, v = (mx.random.normal((1, length, 16, 128), key=key) / 11 for key in keys[:3])
+        log_g = -mx.abs(mx.random.normal((1, length, 16), key=keys[3]))
+        beta = mx.sigmoid(mx.random.normal((1, length, 16), key=keys[4]))
+        state = mx.zeros((1, 16, 128, 128))
+        mx.eval(q, k, v, log_g, beta, state)
+        return seconds(lambda: mx.eval(gated_delta(q, k, v, log_g, beta, state))) / length
+
+    long, short = interleaved([lambda i: per_token(4096, i), lambda i: per_token(1024, i)], 5)
+    detail = f"{long * 1e6:.0f} us against {short * 1e6:.0f} us a token"
+    return bounded("gated delta: a token of 4k/1k", long / short, 1.1, "x", detail)
 
 
 def _family(family: str) -> list[Figure]:

@@ -16,7 +16,11 @@ from functools import partial
 import mlx.core as mx
 
 CHUNK = 64
-"""Most tokens that are computed at once."""
+"""Tokens of a chunk, at most."""
+
+PIECE = 512
+"""Tokens whose chunks are computed side by side: what they need in between grows with them,
+and shall not outgrow the caches."""
 
 
 def gated_delta(
@@ -43,6 +47,25 @@ def gated_delta(
     Returns:
         Outputs `[N, L, Hv, Dv]` in the dtype of `v`, and the state after the last token.
     """
+    if k.shape[1] <= PIECE:
+        return _gated_delta(q, k, v, log_g, beta, state)
+    outs: list[mx.array] = []
+    for start in range(0, k.shape[1], PIECE):
+        piece = [x[:, start : start + PIECE] for x in (q, k, v, log_g, beta)]
+        out, state = _gated_delta(*piece, state)
+        outs.append(out)
+    return mx.concatenate(outs, axis=1), state
+
+
+def _gated_delta(
+    q: mx.array,
+    k: mx.array,
+    v: mx.array,
+    log_g: mx.array,
+    beta: mx.array,
+    state: mx.array,
+) -> tuple[mx.array, mx.array]:
+    """Run one piece; see `gated_delta`."""
     num_rows, length, num_keys, _ = k.shape
     grouped = state.reshape(num_rows, num_keys, -1, *state.shape[2:])
     inputs = [x.astype(mx.float32) for x in (q, k, v, log_g, beta)]
