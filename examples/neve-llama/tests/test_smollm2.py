@@ -15,6 +15,7 @@ import pytest
 from tokenizers import Tokenizer, models
 
 import neve
+from neve.certification import CASES, run_case
 from neve.checkpoint.checkpoint import open_checkpoint
 from neve.testing.parity import LOGIT_TOLERANCE, logit_distance
 
@@ -118,3 +119,12 @@ def test_logits_equal_mlx_lms(model, tensors, config):
     expected = np.array(reference(mx.array([ids]))[0])
 
     assert logit_distance(model.logits(ids), expected) < LOGIT_TOLERANCE
+
+
+def test_a_restart_changes_nothing(gguf: Path) -> None:
+    """TG-1, FW-5: on real weights an answer from disk is the answer, and comes from disk."""
+    settings = {"dtype": "float32", "paged_cache_memory_mb": 128}
+    report = run_case(gguf, CASES[1], max_tokens=16, settings=settings)
+    print(report.describe())  # noqa: T201  shown before it is judged
+
+    assert report.failures() == []
