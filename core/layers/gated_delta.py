@@ -51,8 +51,10 @@ def gated_delta(
         return _gated_delta(q, k, v, log_g, beta, state)
     outs: list[mx.array] = []
     for start in range(0, k.shape[1], PIECE):
-        piece = [x[:, start : start + PIECE] for x in (q, k, v, log_g, beta)]
-        out, state = _gated_delta(*piece, state)
+        part = slice(start, start + PIECE)
+        out, state = _gated_delta(
+            q[:, part], k[:, part], v[:, part], log_g[:, part], beta[:, part], state
+        )
         outs.append(out)
     return mx.concatenate(outs, axis=1), state
 
