@@ -58,7 +58,7 @@ def open_store(folder: str | None, *, create: bool = False) -> ColdStoreHandle:
 @contextmanager
 def model_hint() -> Generator[None]:
     """Turn an unknown fingerprint into wrong input."""
-    from ..coldtier.inspection import UnknownModelError
+    from ..errors import UnknownModelError
 
     try:
         yield

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -10,6 +9,7 @@ import click
 
 from .cache_options import progress_bar
 from .options import settings_option, verbose_option
+from .prompt import check_system, messages, read_prompt
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -49,20 +49,7 @@ class Asked:
     salt: str | None
 
     def __attrs_post_init__(self) -> None:
-        if self.system is not None and not self.chat:
-            raise click.UsageError("--system needs --chat: a raw prompt has no system message")
-
-    def text(self) -> str:
-        """Return the prompt, from stdin if it is - or missing."""
-        if self.prompt is not None and self.prompt != "-":
-            return self.prompt
-        if self.prompt is None and sys.stdin.isatty():
-            raise click.UsageError("there is no prompt: give one as PROMPT, or pipe it in")
-        try:
-            text = sys.stdin.buffer.read().decode()
-        except UnicodeDecodeError as error:
-            raise click.UsageError(f"the prompt on stdin is not UTF-8: {error}") from error
-        return text.removesuffix("\n").removesuffix("\r")
+        check_system(self.system, chat=self.chat)
 
 
 def _tokens(examined: Examined, text: str, asked: Asked) -> list[int]:
@@ -70,8 +57,7 @@ def _tokens(examined: Examined, text: str, asked: Asked) -> list[int]:
     if not asked.chat:
         ids = tokenizer.encode(text)
     else:
-        system = [] if asked.system is None else [{"role": "system", "content": asked.system}]
-        ids = tokenizer.encode_messages([*system, {"role": "user", "content": text}])
+        ids = tokenizer.encode_messages(messages(text, asked.system))
     if not ids:
         raise click.UsageError("the prompt is empty: at least one token is needed")
     return ids
@@ -94,7 +80,7 @@ def prefix_of(
     from ..coldtier.fingerprint import fingerprint
     from ..loading import examine
 
-    salt, text = salt_domain(asked.salt), asked.text()
+    salt, text = salt_domain(asked.salt), read_prompt(asked.prompt)
     examined = examine(model, **settings)
     subject, tokens = examined.subject, _tokens(examined, text, asked)
     with progress_bar("identifying the weights") as progress:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -18,6 +17,7 @@ from .options import (
     verbose_option,
 )
 from .output import note, summary, write_json, write_piece
+from .prompt import check_system, messages, read_prompt
 
 if TYPE_CHECKING:
     from ..engine.completion import Completion
@@ -31,28 +31,6 @@ Examples:
   neve generate Qwen/Qwen3-0.6B --chat "Name three rivers." --json
   neve generate Qwen/Qwen3-0.6B --set max_context=4096 < story.txt
 """
-
-
-def _from_stdin() -> str:
-    """Return stdin's text without its last line break, which belongs to the file."""
-    try:
-        text = sys.stdin.buffer.read().decode()
-    except UnicodeDecodeError as error:
-        raise click.UsageError(f"the prompt on stdin is not UTF-8: {error}") from error
-    return text.removesuffix("\n").removesuffix("\r")
-
-
-def _read_prompt(given: str | None) -> str:
-    if given is not None and given != "-":
-        return given
-    if given is None and sys.stdin.isatty():
-        raise click.UsageError("there is no prompt: give one as PROMPT, or pipe it in")
-    return _from_stdin()
-
-
-def _messages(text: str, system: str | None) -> list[dict[str, str]]:
-    user = {"role": "user", "content": text}
-    return [user] if system is None else [{"role": "system", "content": system}, user]
 
 
 def _stream(handle: Handle) -> None:
@@ -122,12 +100,11 @@ def generate(
 
     The text goes to stdout, a line of figures to stderr. Ctrl-C ends the request.
     """
-    if system is not None and not chat:
-        raise click.UsageError("--system needs --chat: a raw prompt has no system message")
+    check_system(system, chat=chat)
     if sampling["logprobs"] and not as_json:
         raise click.UsageError("--logprobs needs --json: there is no other place for them")
     fields = sampling_fields(sampling)
-    text = _read_prompt(prompt)
-    asked: Prompt = _messages(text, system) if chat else text
+    text = read_prompt(prompt)
+    asked: Prompt = messages(text, system) if chat else text
     with load_model(model, settings) as loaded:
         _run(loaded.submit(asked, **fields), stream=stream, as_json=as_json)

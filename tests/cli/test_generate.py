@@ -11,7 +11,7 @@ from unittest.mock import Mock
 import click
 import pytest
 
-from neve.cli.generate import _read_prompt
+from neve.cli.prompt import read_prompt
 
 pytestmark = pytest.mark.mlx
 
@@ -121,7 +121,7 @@ def test_missing_prompt_at_a_terminal(monkeypatch):
     """UX-2: the program does not wait for a prompt that nobody knows to type."""
     monkeypatch.setattr("sys.stdin", Mock(isatty=lambda: True))
     with pytest.raises(click.UsageError, match="pipe it in"):
-        _read_prompt(None)
+        read_prompt(None)
 
 
 def test_settings_reach_the_model(run, checkpoint):
