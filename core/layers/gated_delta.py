@@ -15,6 +15,8 @@ from functools import partial
 
 import mlx.core as mx
 
+from .decay import decay_between
+
 CHUNK = 64
 """Tokens of a chunk, at most."""
 
@@ -142,7 +144,7 @@ def _scan(tokens: Sequence[mx.array], state: mx.array, width: int) -> tuple[mx.a
     """
     length = tokens[0].shape[-2]
     q, k, v, log_g, beta = (_chunked(x, width) for x in tokens)
-    decay = _pairwise_products(mx.exp(log_g))
+    decay = decay_between(mx.exp(log_g))
     since_start = mx.exp(mx.cumsum(log_g, axis=-2))
     scores = mx.concatenate([k, q], axis=-2) @ k.swapaxes(-1, -2)
     before = mx.tril(scores[..., :width, :] * decay * beta, -1)
@@ -171,16 +173,6 @@ def _chunked(x: mx.array, width: int) -> mx.array:
     if missing:
         x = mx.concatenate([x, mx.zeros((*heads, missing, dims))], axis=-2)
     return mx.moveaxis(x.reshape(*heads, -1, width, dims), 3, 0)
-
-
-def _pairwise_products(g: mx.array) -> mx.array:
-    """Return `D [..., C, C]` with the product of `g[i+1 … t]` at `[t, i]`, ones above.
-
-    A running product of `g [..., C, 1]` down every column: unlike differences of summed
-    logarithms it stays exact next to a decay of almost zero, and it never divides.
-    """
-    below = mx.tri(g.shape[-2], k=-1)
-    return mx.cumprod(g * below + (1 - below), axis=-2)
 
 
 def unit_lower_inverse(a: mx.array) -> mx.array:

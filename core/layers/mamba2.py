@@ -19,6 +19,8 @@ from functools import partial
 import mlx.core as mx
 import mlx.nn as nn
 
+from .decay import decay_between
+
 
 def time_step(dt: mx.array, bias: mx.array, limit: tuple[float, float]) -> mx.array:
     """Return `softplus(dt + bias)` within `limit`, float32.
@@ -143,23 +145,6 @@ def _chunked(x: mx.array, num_groups: int, width: int) -> mx.array:
     num_rows, length, heads, *_ = x.shape
     shape = (num_rows, length // width, width, num_groups, heads // num_groups, -1)
     return x.reshape(shape).transpose(1, 0, 3, 4, 2, 5)
-
-
-def decay_between(g: mx.array) -> mx.array:
-    """Return the products of `g[i+1 … t]` at `[t, i]`, ones above the diagonal.
-
-    Each column is multiplied on its own. That loses nothing beside a decay of almost zero, as
-    differences of summed logarithms would, and takes a tenth of the time that a CPU needs for
-    as many exponentials.
-
-    Args:
-        g: `[…, C, 1]`.
-
-    Returns:
-        `[…, C, C]`.
-    """
-    below = mx.tri(g.shape[-2], k=-1, dtype=mx.bool_)
-    return mx.cumprod(mx.where(below, g, 1.0), axis=-2)
 
 
 class GatedGroupNorm(nn.Module):

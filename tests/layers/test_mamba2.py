@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neve.layers.mamba2 import GatedGroupNorm, decay_between, mamba2, time_step
+from neve.layers.mamba2 import GatedGroupNorm, mamba2, time_step
 
 pytestmark = pytest.mark.mlx
 
@@ -193,19 +193,6 @@ def test_the_state_does_not_keep_the_tokens_alive() -> None:
     del out
 
     assert mx.get_active_memory() - before < 64 * 1024
-
-
-@pytest.mark.parametrize("size", [1, 3, 64])
-def test_decay_between(size: int) -> None:
-    """FA-7: products of the decays after one token up to another, ones above the diagonal."""
-    g = np.random.default_rng(size).random((2, size, 1)).astype(np.float32)
-    g[:, ::5] = 0.0
-    products = np.array(decay_between(mx.array(g)))
-
-    for t in range(size):
-        for i in range(size):
-            expected = g[:, i + 1 : t + 1, 0].astype(np.float64).prod(axis=1)
-            np.testing.assert_allclose(products[:, t, i], expected, rtol=1e-5, atol=1e-37)
 
 
 @pytest.mark.parametrize("limit", [(0.0, float("inf")), (0.1, 0.7)])
