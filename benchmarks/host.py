@@ -73,7 +73,7 @@ def _loop(context: int) -> Loop:
         settings, cache, max_context=context + 10 * STEPS, block_size=BLOCK_SIZE
     )
     runner = Runner(IdleFamily(16), None, layout, lane, row_exact=False)  # type: ignore[arg-type]
-    journal = Journal("bench", NULL_TRACE, None, lambda: cold_stats(None))
+    journal = Journal("bench", NULL_TRACE, None, lambda: cold_stats(None), {})
     return Loop(Core(info, scheduler, runner, None, journal), queue.SimpleQueue())
 
 

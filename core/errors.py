@@ -270,3 +270,21 @@ class GateFailedError(NeveError):
         self.family = family
         self.failures = tuple(failures)
         super().__init__(f"{family} did not pass the gate: {'; '.join(self.failures)}")
+
+
+class UnknownModelError(ColdTierError, LookupError):
+    """A store has no model, or several, whose fingerprint begins as asked for."""
+
+
+class BundleError(ColdTierError, ValueError):
+    """A file is no bundle, or a hostile one; nothing more of it was imported.
+
+    Attributes:
+        path: The file.
+        num_imported: Objects that had been imported before.
+    """
+
+    def __init__(self, path: Path, reason: str, num_imported: int = 0) -> None:
+        self.path = path
+        self.num_imported = num_imported
+        super().__init__(f"{path}: {reason}")

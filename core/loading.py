@@ -245,7 +245,13 @@ def _make_core(
         cold=cold,
     )
     runner = Runner(family, model, layout, lane, row_exact=row_exact)
-    journal = Journal(source, trace, _turn_log(settings), partial(cold_stats, cold))
+    journal = Journal(
+        source,
+        trace,
+        _turn_log(settings),
+        partial(cold_stats, cold),
+        counters.decode_batch_occupancy_hist,
+    )
     return Core(info, scheduler, runner, cold, journal)
 
 

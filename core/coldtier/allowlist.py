@@ -42,7 +42,6 @@ def decide(
     eligibility: ColdEligibility,
     *,
     explicit: bool | None,
-    environment: bool | None,
     evidence: EvidenceVerdict | None,
 ) -> PersistDecision:
     """Decide for one model; what the user asks for is heard only where it is safe.
@@ -50,21 +49,16 @@ def decide(
     Args:
         model_type: What config.json calls the model.
         eligibility: What its plugin states.
-        explicit: The setting `persist_paged_cache`, None when it is not given.
-        environment: `MLX_PERSIST_PAGED_CACHE`, None when it is not set.
+        explicit: The setting `persist_paged_cache`, wherever it came from; None if not given.
         evidence: The verdict on the evidence of a family that the user opted in by name;
             None for any other.
     """
     barred = _barred(model_type, eligibility, evidence)
     if barred is not None:
         return PersistDecision(False, barred)
-    for name, asked in (
-        ("persist_paged_cache", explicit),
-        ("MLX_PERSIST_PAGED_CACHE", environment),
-    ):
-        if asked is not None:
-            return PersistDecision(asked, f"{name} says {'on' if asked else 'off'}")
-    return PersistDecision(False, "off unless persist_paged_cache asks for it")
+    if explicit is None:
+        return PersistDecision(False, "off unless persist_paged_cache asks for it")
+    return PersistDecision(explicit, f"persist_paged_cache says {'on' if explicit else 'off'}")
 
 
 def _barred(

@@ -20,7 +20,7 @@ from typing import BinaryIO
 
 import attrs
 
-from ..errors import ColdTierError, ObjectRejectedError
+from ..errors import BundleError, ObjectRejectedError
 from .index import DEPTH_NS
 from .keys import ObjectName
 from .object_format import verify_object
@@ -30,20 +30,6 @@ from .verification import MAX_OBJECT_BYTES
 
 _BLOCK = tarfile.BLOCKSIZE
 _FILES = (tarfile.REGTYPE, tarfile.AREGTYPE)
-
-
-class BundleError(ColdTierError, ValueError):
-    """A file is no bundle, or a hostile one; nothing more of it was imported.
-
-    Attributes:
-        path: The file.
-        num_imported: Objects that had been imported before.
-    """
-
-    def __init__(self, path: Path, reason: str, num_imported: int = 0) -> None:
-        self.path = path
-        self.num_imported = num_imported
-        super().__init__(f"{path}: {reason}")
 
 
 @attrs.frozen

@@ -18,9 +18,6 @@ STAMP_STEP_NS = 1000
 Pages: TypeAlias = list[memoryview]
 """Bytes of one block: keys and values of each layer in turn."""
 
-PersistState: TypeAlias = Callable[[int], None]
-"""Called once at the end of a walk with the blocks that the chain reaches."""
-
 
 class StopReason(enum.Enum):
     """Why a walk ended."""

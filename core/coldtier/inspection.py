@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import attrs
 
-from ..errors import ColdTierError
+from ..errors import UnknownModelError
 from ..ids import Fingerprint
 from .index import ObjectInfo
 from .keys import ColdGroup, ObjectName
@@ -29,10 +29,6 @@ _BEGINNING = f'{{"{METADATA}":'
 _DIGEST = re.compile(f"[0-9a-f]{{{DIGITS}}}")
 _COUNT = re.compile("[1-9][0-9]{0,8}")
 _DECODER = json.JSONDecoder()
-
-
-class UnknownModelError(ColdTierError, LookupError):
-    """A store has no model, or several, whose fingerprint begins as asked for."""
 
 
 @attrs.frozen

@@ -26,7 +26,7 @@ from .object_format import (
 )
 from .reader import ColdReader, Payload, ReadRequest, Ticket, max_ready
 from .stats import ColdCacheStats, ColdSidecarStats, Counters
-from .store import ColdStore, WriteOutcome
+from .store import ColdStore
 from .walk import Backing, RestorePlan, plan_restore
 from .writer import ColdWriter, WriteJob
 
@@ -278,11 +278,6 @@ class ColdTier:
     def free_slots(self) -> int:
         """Objects that the writer would take now."""
         return self._writer.free_slots
-
-    @property
-    def last_refusal(self) -> WriteOutcome | None:
-        """Why the store last refused an object."""
-        return self._writer.last_refusal
 
     # -- the rest --------------------------------------------------------------------------
 

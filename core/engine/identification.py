@@ -14,8 +14,6 @@ from ..errors import CheckpointError
 from ..ids import Fingerprint
 from ..log import get_logger
 
-Progress = Callable[[int, int], None]
-
 
 class Identification:
     """A thread that digests a checkpoint's weights and names the model.
@@ -29,7 +27,6 @@ class Identification:
         components: Callable[[bytes], FingerprintComponents],
         memory: DigestMemory,
         found: Callable[[Fingerprint], None],
-        progress: Progress | None = None,
     ) -> None:
         """Start the thread.
 
@@ -38,12 +35,11 @@ class Identification:
             components: Makes the fingerprint's components of the weights' digest.
             memory: Digests of files that were read before.
             found: Is told the fingerprint, on the thread.
-            progress: Is told how many bytes are done, and of how many, on the thread.
         """
         self.failure: str | None = None
         self._cancelled = threading.Event()
         self._log = get_logger("engine")
-        digest = partial(weights.digest, memory, progress, self._cancelled.is_set)
+        digest = partial(weights.digest, memory, cancelled=self._cancelled.is_set)
         self._thread = threading.Thread(
             target=self._run,
             args=(digest, components, found),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
 import attrs
@@ -10,10 +10,18 @@ import attrs
 from ..coldtier.stats import ColdCacheStats, ColdSidecarStats
 from ..ids import TurnId
 from ..telemetry.trace import Trace
-from ..telemetry.turn_log import TurnLog, TurnRecord
+from ..telemetry.turn_log import TurnLog, TurnRecord, mean_decode_batch
 from .completion import Completion
 
 ColdStats: TypeAlias = tuple[ColdCacheStats, ColdSidecarStats]
+
+
+@attrs.frozen
+class _Before:
+    """Counts when a turn was submitted."""
+
+    cold: ColdStats
+    decode_rows: Mapping[int, int]
 
 
 class Journal:
@@ -29,6 +37,7 @@ class Journal:
         trace: Trace,
         turn_log: TurnLog | None,
         cold: Callable[[], ColdStats],
+        decode_rows: Mapping[int, int],
     ) -> None:
         """Bind a model's records.
 
@@ -37,17 +46,19 @@ class Journal:
             trace: Where events go.
             turn_log: Where lines go; None writes none.
             cold: Counts of the cold tier as they are now.
+            decode_rows: Decode rows -> steps that had so many; the scheduler counts on in it.
         """
         self.trace = trace
         self._model = model
         self._turn_log = turn_log
         self._cold = cold
-        self._before: dict[TurnId, ColdStats] = {}
+        self._decode_rows = decode_rows
+        self._before: dict[TurnId, _Before] = {}
 
     def begin(self, turn: TurnId) -> None:
         """Note that a turn was submitted."""
         if self._turn_log is not None:
-            self._before[turn] = self._cold()
+            self._before[turn] = _Before(self._cold(), dict(self._decode_rows))
 
     def forget(self, turn: TurnId) -> None:
         """Note that a turn will write no line: it failed or was cancelled."""
@@ -60,18 +71,21 @@ class Journal:
             return
         cold, sidecar = self._cold()
         self._turn_log.write(
-            self._record(turn, done, cold_enabled=cold.enabled),
-            cold=(before[0], cold),
-            sidecar=(before[1], sidecar),
+            self._record(turn, done, before, cold_enabled=cold.enabled),
+            cold=(before.cold[0], cold),
+            sidecar=(before.cold[1], sidecar),
         )
 
-    def _record(self, turn: TurnId, done: Completion, *, cold_enabled: bool) -> TurnRecord:
+    def _record(
+        self, turn: TurnId, done: Completion, before: _Before, *, cold_enabled: bool
+    ) -> TurnRecord:
         return TurnRecord(
             turn=turn,
             model=self._model,
             finish_reason=done.finish_reason,
             miss=done.cache_report.miss,
             preemptions=done.cache_report.preemptions,
+            decode_batch=mean_decode_batch(before.decode_rows, self._decode_rows),
             cold_enabled=cold_enabled,
             **attrs.asdict(done.usage),
             **attrs.asdict(done.timings),

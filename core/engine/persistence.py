@@ -34,7 +34,7 @@ from ..scheduler.telemetry import SchedulerCounters
 from ..settings import ColdSettings
 from ..telemetry.trace import Trace
 from .cold import EngineCold
-from .identification import Identification, Progress
+from .identification import Identification
 from .lanes import FlatLane, PagedLane
 
 _DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
@@ -122,7 +122,6 @@ def admission(subject: Subject, settings: ColdSettings) -> PersistDecision:
         subject.model_type,
         subject.family.cold_restore_eligibility(subject.config),
         explicit=settings.persist_paged_cache,
-        environment=None,  # resolved with the other settings: it yields to them
         evidence=_verdict(subject, settings),
     )
 
@@ -158,7 +157,6 @@ def open_cold(
     counters: SchedulerCounters,
     trace: Trace,
     may_spill: bool,
-    progress: Progress | None = None,
 ) -> EngineCold | PersistDecision:
     """Open the store of a model that may persist; if that fails, say why and go on without."""
     try:
@@ -176,9 +174,7 @@ def open_cold(
         policy=subject.policy,
     )
     memory = DigestMemory(root / "digests.json")
-    identity = Identification(
-        subject.weights, subject.components, memory, tier.identify, progress
-    )
+    identity = Identification(subject.weights, subject.components, memory, tier.identify)
     if memory.recall().keys() >= set(subject.weights.files.values()):
         identity.wait()  # nothing is read: the first turn shall find its prefix
     return EngineCold(

@@ -83,40 +83,32 @@ def _expected(
     listed: bool,
     stated: ColdEligibility,
     explicit: bool | None,
-    environment: bool | None,
     evidence: EvidenceVerdict | None,
 ) -> bool:
     admitted = listed or evidence == PASSED
-    asked = environment if explicit is None else explicit
-    return admitted and stated.eligible and asked is True
+    return admitted and stated.eligible and explicit is True
 
 
 @pytest.mark.parametrize("listed", [True, False])
 def test_the_whole_table(listed: bool) -> None:
-    """CT-1: the list or evidence, then the plugin, the setting, the environment, else off."""
+    """CT-1: the list or evidence, then the plugin, then the setting, else off."""
     model_type = "qwen3" if listed else "x"
-    table = itertools.product((YES, NO), ASKED, ASKED, (None, VOID, PASSED))
-    for stated, explicit, environment, evidence in table:
-        decision = decide(
-            model_type, stated, explicit=explicit, environment=environment, evidence=evidence
-        )
+    table = itertools.product((YES, NO), ASKED, (None, VOID, PASSED))
+    for stated, explicit, evidence in table:
+        decision = decide(model_type, stated, explicit=explicit, evidence=evidence)
 
-        assert decision.persist is _expected(listed, stated, explicit, environment, evidence)
+        assert decision.persist is _expected(listed, stated, explicit, evidence)
         assert decision.reason
         assert not decision.reason.endswith(".")
         assert "\n" not in decision.reason
 
 
 @pytest.mark.parametrize("model_type", ["x", "", "Qwen3", "qwen3 ", "nemotron"])
-@pytest.mark.parametrize(("explicit", "environment"), [*itertools.product(ASKED, ASKED)])
-def test_nothing_opens_an_unlisted_family(
-    model_type: str, explicit: bool | None, environment: bool | None
-) -> None:
-    """CT-1: no setting, no variable and no statement of a plugin stands in for the gate."""
+@pytest.mark.parametrize("explicit", ASKED)
+def test_nothing_opens_an_unlisted_family(model_type: str, explicit: bool | None) -> None:
+    """CT-1: no setting and no statement of a plugin stands in for the gate."""
     for stated, evidence in itertools.product((YES, NO), (None, VOID)):
-        decision = decide(
-            model_type, stated, explicit=explicit, environment=environment, evidence=evidence
-        )
+        decision = decide(model_type, stated, explicit=explicit, evidence=evidence)
 
         assert not decision.persist
         assert (
@@ -126,23 +118,19 @@ def test_nothing_opens_an_unlisted_family(
 
 
 @pytest.mark.parametrize(
-    ("explicit", "environment", "persist", "reason"),
+    ("explicit", "persist", "reason"),
     [
-        (True, False, True, "persist_paged_cache says on"),
-        (False, True, False, "persist_paged_cache says off"),
-        (None, True, True, "MLX_PERSIST_PAGED_CACHE says on"),
-        (None, False, False, "MLX_PERSIST_PAGED_CACHE says off"),
-        (None, None, False, "off unless persist_paged_cache asks for it"),
+        (True, True, "persist_paged_cache says on"),
+        (False, False, "persist_paged_cache says off"),
+        (None, False, "off unless persist_paged_cache asks for it"),
     ],
 )
 def test_an_admitted_family_does_what_was_asked(
-    explicit: bool | None, environment: bool | None, persist: bool, reason: str
+    explicit: bool | None, persist: bool, reason: str
 ) -> None:
     """CT-1: the reason names the signal that decided, by list and by evidence alike."""
     for model_type, evidence in (("qwen3", None), ("qwen3", VOID), ("x", PASSED)):
-        decision = decide(
-            model_type, YES, explicit=explicit, environment=environment, evidence=evidence
-        )
+        decision = decide(model_type, YES, explicit=explicit, evidence=evidence)
 
         assert decision == PersistDecision(persist, reason)
 
@@ -166,7 +154,7 @@ def test_a_barred_family_is_told_who_bars_it(
     model_type: str, stated: ColdEligibility, evidence: EvidenceVerdict | None, parts: list[str]
 ) -> None:
     """FW-4: where the list and the plugin disagree the reason says which side says what."""
-    decision = decide(model_type, stated, explicit=True, environment=True, evidence=evidence)
+    decision = decide(model_type, stated, explicit=True, evidence=evidence)
 
     assert not decision.persist
     assert [part for part in parts if part not in decision.reason] == []
@@ -176,4 +164,4 @@ def test_the_list_is_asked_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """CT-1: taking a model type off the list closes it whatever else says yes."""
     monkeypatch.setattr(allowlist, "COLD_RESTORE_FAMILIES", frozenset[str]())
 
-    assert not decide("qwen3", YES, explicit=True, environment=True, evidence=None).persist
+    assert not decide("qwen3", YES, explicit=True, evidence=None).persist

@@ -10,12 +10,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from neve.coldtier.bundle import BundleError, ImportReport, export_objects, import_bundle
+from neve.coldtier.bundle import ImportReport, export_objects, import_bundle
 from neve.coldtier.keys import ColdGroup
 from neve.coldtier.object_format import encode
 from neve.coldtier.object_header import ObjectLayout, TensorSpec
 from neve.coldtier.quota import WriteOutcome
 from neve.coldtier.verification import MAX_OBJECT_BYTES
+from neve.errors import BundleError
 from neve.ids import Fingerprint
 
 LAYOUT = ObjectLayout(ColdGroup.KV, [TensorSpec("tokens", "U32", (4,))])

@@ -10,14 +10,13 @@ import pytest
 import neve
 from neve.coldtier.directory import FORMAT
 from neve.coldtier.handle import ColdStoreHandle, cold_store, limits_of
-from neve.coldtier.inspection import UnknownModelError
 from neve.coldtier.keys import ColdGroup
 from neve.coldtier.object_format import encode
 from neve.coldtier.object_header import ObjectLayout, TensorSpec
 from neve.coldtier.quota import StoreLimits
 from neve.coldtier.stats import Counters
 from neve.coldtier.store import ColdStore
-from neve.errors import SettingsError, StoreUnavailableError
+from neve.errors import SettingsError, StoreUnavailableError, UnknownModelError
 from neve.ids import Fingerprint
 from neve.settings import ColdSettings, Settings
 

@@ -327,7 +327,7 @@ def test_quota_is_the_cause_of_the_next_miss(make_tier):
     tier.advance(walk, 2)
 
     assert (walk.stop, walk.written) == (StopReason.REFUSED, 2)
-    assert tier.last_refusal is WriteOutcome.QUOTA
+    assert tier._writer.last_refusal is WriteOutcome.QUOTA
     assert not tier._store.contains(chain.blocks[0])
     assert restore(tier).cause == "quota"
     stats = tier.stats()[0]

@@ -172,9 +172,9 @@ def test_nothing_is_read_or_written_before_the_model_is_known(load, tmp_path, mo
     known = threading.Event()
     digest = WeightIdentity.digest
 
-    def slowly(self: WeightIdentity, *arguments: Any) -> bytes | None:
+    def slowly(self: WeightIdentity, *arguments: Any, **keywords: Any) -> bytes | None:
         known.wait()
-        return digest(self, *arguments)
+        return digest(self, *arguments, **keywords)
 
     monkeypatch.setattr(WeightIdentity, "digest", slowly)
     model = load(persist_paged_cache=True, cold_cache_dir=str(tmp_path / "cold"))
@@ -430,6 +430,7 @@ def test_one_line_a_turn(persist, tmp_path):
     assert expected <= line.keys()
     assert line["coldEnqueued"] == stats.cold.enqueued > 0
     assert line["promptTokens"] == completion.usage.prompt_tokens
+    assert line["decodeBatch"] == 1
     assert line["miss"] == "no_block"
 
 
