@@ -64,6 +64,7 @@ class _Restore:
     began_at: float = 0.0
     ticket: Ticket | None = None
     num_written: int = 0
+    paced: bool = False
 
 
 @attrs.define(eq=False)
@@ -166,6 +167,7 @@ class EngineCold:
         """Write what has arrived into the turn's blocks; lazily, as a step does."""
         restore = self._restores[turn.id]
         assert restore.ticket is not None
+        restore.paced = restore.paced or not idle
         portion = PORTION_BLOCKS if idle else RESTORE_BLOCKS_PER_STEP
         payloads = self.tier.reader.take(restore.ticket, portion)
         if payloads:
@@ -211,7 +213,8 @@ class EngineCold:
             self.tier.counters.add(misses=1)
         self.tier.reader.forget(restore.ticket)
         num_bytes = restore.num_written * self.tier.cost.block_bytes
-        if num_bytes:
+        if num_bytes and not restore.paced:
+            # beside other turns it took as long as their steps: that says nothing of the disk
             self.tier.cost.restore.record(num_bytes, elapsed_us)
         self.tier.count_restored(restore.num_written)
         self._counters.ssd_restore_bytes += num_bytes

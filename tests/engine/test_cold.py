@@ -327,6 +327,8 @@ def test_others_decode_while_a_prefix_is_read(persist, monkeypatch):
     assert after.global_steps > before.global_steps
     assert completion.usage.restored_tokens > 0
     assert model.stats().scheduler.ssd_restore_wait_ms > 0
+    # its pace was that of the other turn's steps, and is no reason to decline the next one
+    assert model._engine.call(lambda core: core.cold.tier.cost.restore.us_per_unit) is None
 
 
 def test_eight_turns_with_one_prefix_read_it_once(persist):
