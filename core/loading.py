@@ -278,10 +278,25 @@ def _plan_pools(
         itemsize=dtype.size,
         max_context_tokens=max_context,
         max_num_seqs=settings.scheduler.max_num_seqs,
+        max_in_flight=_max_in_flight(settings, max_context),
         max_bytes=_mib(cache.paged_cache_memory_mb),
         initial_bytes=_mib(cache.paged_cache_initial_memory_mb),
         available_bytes=_available_bytes(cache, memory),
     )
+
+
+def _max_in_flight(settings: Settings, max_context: int) -> int:
+    """Return the tokens of one sequence that are computed at once: two slices of a prefill.
+
+    The next step is built before the last one is settled.
+    """
+    scheduler = settings.scheduler
+    slice_tokens = min(
+        scheduler.max_batched_tokens,
+        scheduler.prefill_chunk_size,
+        scheduler.long_prefill_tokens,
+    )
+    return min(2 * slice_tokens, max_context)
 
 
 def _available_bytes(cache: CacheSettings, memory: MemoryCoordinator) -> int | None:
@@ -311,7 +326,7 @@ class _Assembly:
         return num_blocks * self.layout.block_bytes(group, size, self.dtype.size)
 
     def _pool(self, group: int) -> LayerPool:
-        num_blocks = self.pool_plan.initial_blocks
+        num_blocks = self.pool_plan.groups[group].initial_blocks
         self.memory.register(f"pool {group}", self._pool_bytes(group, num_blocks))
         return LayerPool(
             self.layout.groups[group],
@@ -334,14 +349,20 @@ class _Assembly:
 
         # without a pool the blocks of one allocator still count tokens and name prefixes
         allocators = [
-            BlockAllocator(plan.initial_blocks, size, plan.max_blocks)
-            for _ in range(max(1, len(pools)))
+            BlockAllocator(group.initial_blocks, size, group.max_blocks)
+            for group in plan.groups
         ]
         keeper = self._keeper() if self.layout.states else None
         return PagedLane(
             self.layout,
             pools,
-            Coordinator(self.layout, allocators, grow if plan.dynamic else None, keeper),
+            Coordinator(
+                self.layout,
+                allocators,
+                grow if plan.dynamic else None,
+                keeper,
+                _max_in_flight(self.settings, self.max_context),
+            ),
             block_size=size,
             max_num_seqs=self.settings.scheduler.max_num_seqs,
             max_context=self.max_context,

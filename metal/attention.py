@@ -110,6 +110,7 @@ def prefill_attention(
     *,
     scale: float,
     softcap: float | None = None,
+    window: int | None = None,
 ) -> mx.array:
     """Attend consecutive queries causally; the last query is at the last key.
 
@@ -119,6 +120,7 @@ def prefill_attention(
         v: `[Hk, K, Dv]`.
         scale: Factor on the scores.
         softcap: Bound of the scores, None for none.
+        window: Keys that a query sees, its own included; None for all before it.
 
     Returns:
         `[L, Hq, Dv]`.
@@ -127,14 +129,17 @@ def prefill_attention(
     heads, num_keys, _ = k.shape
     if _fused(mx.default_device(), softcap):
         dispatch.record("prefill_attention", "sdpa")
+        queries = q.swapaxes(0, 1)[None]
+        windowed = window is not None and window < num_keys
+        mask = _visible(num_keys - length, num_keys, 0, window) if windowed else "causal"
         out = mx.fast.scaled_dot_product_attention(
-            q.swapaxes(0, 1)[None], k[None], v[None], scale=scale, mask="causal"
+            queries, k[None], v[None], scale=scale, mask=mask
         )
         return out[0].swapaxes(0, 1)
     dispatch.record("prefill_attention", "ops")
     grouped = q.swapaxes(0, 1).reshape(1, heads, num_heads // heads, length, dims)
     tiles = [
-        _causal_tile(grouped, k, v, start, num_keys - length, scale, softcap)
+        _causal_tile(grouped, k, v, start, num_keys - length, scale, softcap, window)
         for start in range(0, length, QUERY_TILE)
     ]
     out = tiles[0] if len(tiles) == 1 else mx.concatenate(tiles, axis=3)
@@ -149,10 +154,19 @@ def _causal_tile(
     prefix: int,
     scale: float,
     softcap: float | None,
+    window: int | None,
 ) -> mx.array:
     """Attend queries `[start, start + QUERY_TILE)` of `q [1, Hk, G, L, D]`."""
     tile = q[:, :, :, start : start + QUERY_TILE]
     first, last = prefix + start, prefix + start + tile.shape[3]
-    visible = mx.arange(first, last)[:, None] >= mx.arange(last)[None]
-    mask = mx.where(visible, 0.0, -mx.inf)
-    return _attend(tile, k[None, :, :last], v[None, :, :last], mask, scale, softcap)
+    oldest = 0 if window is None else max(0, first - window + 1)
+    mask = mx.where(_visible(first, last, oldest, window), 0.0, -mx.inf)
+    keys, values = k[None, :, oldest:last], v[None, :, oldest:last]
+    return _attend(tile, keys, values, mask, scale, softcap)
+
+
+def _visible(first: int, last: int, oldest: int, window: int | None) -> mx.array:
+    """Return which keys `[oldest, last)` each query `[first, last)` sees, `[L, K]`."""
+    queries, keys = mx.arange(first, last)[:, None], mx.arange(oldest, last)[None]
+    causal = keys <= queries
+    return causal if window is None else causal & (keys > queries - window)

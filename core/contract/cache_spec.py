@@ -1,103 +1,41 @@
 """What a family declares about its cache: groups of equal layers, and each layer's route.
 
-A layer either keeps keys and values of every position (attention), or a state that sums up
-all positions so far (a recurrence), or nothing.
-
 Pure values. Building a `CacheLayout` validates it, so whoever holds one may rely on it.
 """
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TypeAlias
 
 import attrs
 from attrs import validators
 
-DTYPE_BYTES: Mapping[str, int] = {"float32": 4, "float16": 2, "bfloat16": 2}
-"""Dtypes that a state may insist on -> bytes of an element."""
+from .layer_spec import (
+    AttentionSpec,
+    FullAttention,
+    RecurrentState,
+    SlidingWindow,
+    StateTensor,
+)
 
-
-def _value_dim(spec: FullAttention) -> int:
-    return spec.head_dim if spec.v_head_dim is None else spec.v_head_dim
-
-
-@attrs.frozen
-class FullAttention:
-    """Layers whose every position stays visible.
-
-    Attributes:
-        kv_heads: Key and value heads of a layer.
-        head_dim: Width of a key, in elements.
-        v_head_dim: Width of a value as declared; None means `head_dim`.
-        value_dim: Width of a value, in elements.
-    """
-
-    kv_heads: int = attrs.field(validator=validators.ge(1))
-    head_dim: int = attrs.field(validator=validators.ge(1))
-    v_head_dim: int | None = attrs.field(
-        default=None, validator=validators.optional(validators.ge(1)), eq=False
-    )
-    value_dim: int = attrs.field(
-        init=False, repr=False, default=attrs.Factory(_value_dim, takes_self=True)
-    )
-
-    def token_elements(self) -> int:
-        """Elements that one token takes in one layer, keys and values together."""
-        return self.kv_heads * (self.head_dim + self.value_dim)
-
-
-@attrs.frozen
-class StateTensor:
-    """One array of a recurrent state.
-
-    Attributes:
-        name: What it is called, e.g. `conv`.
-        shape: Its shape for one sequence, without an axis for rows.
-        dtype: Its dtype whatever the model computes in, e.g. `float32`; None means the
-            compute dtype.
-    """
-
-    name: str = attrs.field(validator=validators.min_len(1))
-    shape: tuple[int, ...] = attrs.field(
-        converter=tuple,
-        validator=[validators.min_len(1), validators.deep_iterable(validators.ge(1))],
-    )
-    dtype: str | None = attrs.field(
-        default=None, validator=validators.optional(validators.in_(DTYPE_BYTES))
-    )
-
-    def num_bytes(self, itemsize: int) -> int:
-        """Bytes for one sequence, with a compute dtype of `itemsize` bytes."""
-        return math.prod(self.shape) * (DTYPE_BYTES[self.dtype] if self.dtype else itemsize)
-
-
-@attrs.frozen
-class RecurrentState:
-    """Layers that keep a state of fixed size, the sum of all positions so far.
-
-    Attributes:
-        tensors: Its arrays, in the order in which a scan gets and returns them; all zeros
-            before the first token.
-
-    Raises:
-        ValueError: There is no tensor, or two have one name.
-    """
-
-    tensors: tuple[StateTensor, ...] = attrs.field(
-        converter=tuple, validator=validators.min_len(1)
-    )
-
-    def __attrs_post_init__(self) -> None:
-        names = [tensor.name for tensor in self.tensors]
-        if len(set(names)) != len(names):
-            raise ValueError(f"tensors of one state have names of their own, got {names}")
-
-    def num_bytes(self, itemsize: int) -> int:
-        """Bytes of one layer for one sequence."""
-        return sum(tensor.num_bytes(itemsize) for tensor in self.tensors)
+__all__ = [
+    "Alias",
+    "AttentionSpec",
+    "CacheLayout",
+    "FullAttention",
+    "Owned",
+    "Recurrent",
+    "RecurrentState",
+    "Route",
+    "SlidingWindow",
+    "StateTensor",
+    "Uncached",
+    "group_layers",
+    "layer_routes",
+    "uniform_layout",
+]
 
 
 @attrs.frozen
@@ -162,7 +100,7 @@ class CacheLayout:
         ValueError: A rule is broken; the sentence names the layer or group.
     """
 
-    groups: tuple[FullAttention, ...] = attrs.field(converter=tuple)
+    groups: tuple[AttentionSpec, ...] = attrs.field(converter=tuple)
     routes: tuple[Route, ...] = attrs.field(converter=tuple)
     block_size_multiple: int = attrs.field(default=1, validator=validators.ge(1))
     states: tuple[RecurrentState, ...] = attrs.field(default=(), converter=tuple)
@@ -257,35 +195,56 @@ class CacheLayout:
             if isinstance(r, Recurrent)
         )
 
+    @property
+    def primary(self) -> int:
+        """The first group that keeps every position; 0 if there is none.
 
-def uniform_layout(spec: FullAttention, num_layers: int) -> CacheLayout:
+        How long a prefix is, is said by its blocks: those of a window come and go.
+        """
+        kept = (i for i, spec in enumerate(self.groups) if not isinstance(spec, SlidingWindow))
+        return next(kept, 0)
+
+    @property
+    def windows(self) -> tuple[int, ...]:
+        """Groups of layers that see a window only."""
+        return tuple(i for i, spec in enumerate(self.groups) if isinstance(spec, SlidingWindow))
+
+
+LayerSpec: TypeAlias = AttentionSpec | RecurrentState | Alias | None
+"""What a layer keeps, whose keys and values it reads, or nothing."""
+
+
+def uniform_layout(spec: AttentionSpec, num_layers: int) -> CacheLayout:
     """Return the layout of a model whose layers are all alike."""
     return CacheLayout([spec], [Owned(0, i) for i in range(num_layers)])
 
 
-def layer_routes(specs: Sequence[FullAttention | RecurrentState | None]) -> CacheLayout:
+def layer_routes(specs: Sequence[LayerSpec]) -> CacheLayout:
     """Return the layout in which layers with equal specs share a group.
 
     Args:
-        specs: One spec a layer, in layer order; None for a layer that keeps nothing.
+        specs: One spec a layer, in layer order; an `Alias` for a layer that reads another
+            one's keys and values, None for a layer that keeps nothing.
     """
-    groups = list(dict.fromkeys(s for s in specs if isinstance(s, FullAttention)))
+    groups = list(dict.fromkeys(s for s in specs if isinstance(s, AttentionSpec)))
     states = list(dict.fromkeys(s for s in specs if isinstance(s, RecurrentState)))
-    counts: Counter[FullAttention | RecurrentState] = Counter()
+    counts: Counter[AttentionSpec | RecurrentState] = Counter()
     routes: list[Route] = []
     for spec in specs:
         match spec:
             case None:
                 routes.append(Uncached())
-                continue
-            case FullAttention():
+            case Alias():
+                routes.append(spec)
+            case AttentionSpec():
                 routes.append(Owned(groups.index(spec), counts[spec]))
+                counts[spec] += 1
             case RecurrentState():
                 routes.append(Recurrent(states.index(spec), counts[spec]))
-        counts[spec] += 1
+                counts[spec] += 1
     return CacheLayout(groups, routes, states=states)
 
 
-def group_layers(specs: Sequence[FullAttention]) -> CacheLayout:
+def group_layers(specs: Sequence[AttentionSpec]) -> CacheLayout:
     """Return the layout of a model of attention layers only; see `layer_routes`."""
     return layer_routes(specs)

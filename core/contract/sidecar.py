@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
 from attrs import validators
 
 from .cache_spec import CacheLayout, Recurrent
+from .layer_spec import SlidingWindow
 
 SIDECAR_GROUPS = frozenset({"gdn_state", "conv_state", "sliding_window", "ssm_state"})
 """The name spaces of sidecars."""
@@ -87,11 +88,17 @@ class SidecarPolicy:
         layout: The layout at a boundary at or above the scaled axis's full extent.
         scaled_axis: Axis that follows `min(boundary, extent)` in every tensor, the extent
             being its size in `layout`; None when nothing depends on the boundary.
+        anchors: Boundaries, in blocks, at which every prompt's state is worth a sidecar,
+            ascending: where they are is the same for all prompts, so that those with one
+            prefix share one object. Empty for a state whose boundaries follow the prompt.
     """
 
     group: str = attrs.field(validator=validators.in_(SIDECAR_GROUPS))
     layout: SidecarLayout
     scaled_axis: int | None = None
+    anchors: tuple[int, ...] = attrs.field(
+        default=(), converter=tuple, validator=validators.deep_iterable(validators.ge(1))
+    )
 
     def __attrs_post_init__(self) -> None:
         axis = self.scaled_axis
@@ -139,6 +146,47 @@ def recurrent_policy(group: str, layout: CacheLayout, dtype: str) -> SidecarPoli
         for tensor in layout.states[0].tensors
     ]
     return SidecarPolicy(group, SidecarLayout(num_layers, tensors))
+
+
+ANCHOR_RATIO = 4
+
+
+def anchor_grid(first: int, count: int) -> tuple[int, ...]:
+    """Return the anchors `4 ** k` for `count` values of `k` from `first`, in blocks."""
+    return tuple(ANCHOR_RATIO**k for k in range(first, first + count))
+
+
+TOKEN_AXIS = 2
+
+
+def window_policy(
+    layout: CacheLayout, dtype: str, *, anchors: Sequence[int]
+) -> SidecarPolicy | None:
+    """Return the policy of a family with sliding attention; None if no layer has a window.
+
+    One entry a layer that owns its storage: keys `[1, Hk, rows, D]` and values, the rows
+    being what the window holds at the boundary, oldest first.
+
+    Args:
+        layout: The family's cache layout.
+        dtype: What keys and values are cached in.
+        anchors: Boundaries that every prompt shares, in blocks; see `anchor_grid`.
+
+    Raises:
+        ValueError: Sliding layers differ in heads, dimensions or window.
+    """
+    specs = [spec for spec in layout.groups if isinstance(spec, SlidingWindow)]
+    if not specs:
+        return None
+    if len(specs) > 1:
+        raise ValueError(f"a sidecar holds one kind of window, the layout has {specs}")
+    (spec,), (group,) = specs, layout.windows
+    tensors = [
+        SidecarTensor(name, (1, spec.kv_heads, spec.window, width), dtype)
+        for name, width in (("keys", spec.head_dim), ("values", spec.value_dim))
+    ]
+    entries = SidecarLayout(layout.num_group_layers(group), tensors)
+    return SidecarPolicy("sliding_window", entries, TOKEN_AXIS, anchors)
 
 
 def _cut(tensor: SidecarTensor, axis: int, boundary: int) -> SidecarTensor:

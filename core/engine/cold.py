@@ -11,24 +11,20 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import attrs
 
-from ..coldtier.capture import Capture, Pages, StateOffer, StopReason
+from ..coldtier.capture import Capture, Pages, StopReason
 from ..coldtier.keys import ColdChain
 from ..coldtier.reader import PORTION_BLOCKS, Ticket
 from ..coldtier.stats import ColdCacheStats, ColdSidecarStats
 from ..coldtier.tier import ColdTier
 from ..coldtier.walk import RestorePlan
 from ..kvcache.block_identity import PrefixChain
-from ..kvcache.checkpoints import Checkpoint
 from ..kvcache.coordinator import Coordinator
 from ..kvcache.layer_pool import LayerPool
-from ..kvcache.retention import LADDER_RUNGS
 from ..kvcache.state_keeper import KeptState
-from ..kvcache.state_store import state_bytes
 from ..log import get_logger
 from ..scheduler.cold_port import RestoreProgress
 from ..scheduler.telemetry import SchedulerCounters
@@ -36,6 +32,7 @@ from ..scheduler.turn import Turn
 from ..telemetry.trace import Trace
 from .identification import Identification
 from .lanes import PagedLane
+from .sidecars import Offer, sidecars_of
 
 MAX_CAPTURES = 64
 """Turns whose blocks may wait to be written; beyond, the oldest is given up."""
@@ -77,7 +74,7 @@ class _Ended:
     done: Callable[[], None]
     capture: Capture | None = None
     moved_at: float = 0.0
-    states: list[Checkpoint | None] = attrs.field(factory=list)
+    states: list[Offer] = attrs.field(factory=list)
     offered: bool = False
 
 
@@ -119,9 +116,9 @@ class EngineCold:
         self.tier = tier
         self.wrote = False
         self._cache = lane.cache
-        self._pool = lane.pools[0]
-        self._keeper = lane.keeper
-        self._lane = lane
+        self._group = lane.layout.primary
+        self._pool = lane.pools[self._group]
+        self._sidecars = sidecars_of(lane, tier.policy)
         self._counters = counters
         self._trace = trace
         self._may_spill = may_spill
@@ -130,8 +127,6 @@ class EngineCold:
         self._restores: dict[Any, _Restore] = {}
         self._ended: deque[_Ended] = deque()
         self._paused_until = 0.0
-        if self._keeper is not None:
-            self._keeper.want_ladder = tier.policy is not None
         self._log = get_logger("coldtier")
 
     # -- restore ---------------------------------------------------------------------------
@@ -172,7 +167,7 @@ class EngineCold:
         payloads = self.tier.reader.take(restore.ticket, portion)
         if payloads:
             first = restore.plan.first + restore.num_written
-            blocks = turn.sequence.tables[0].blocks[first : first + len(payloads)]
+            blocks = turn.sequence.tables[self._group].blocks[first : first + len(payloads)]
             pages = [piece for payload in payloads for piece in payload]
             self._pool.write_blocks([block.id for block in blocks], pages)
             self.wrote = True
@@ -191,17 +186,18 @@ class EngineCold:
     def _install(self, turn: Turn, restore: _Restore) -> KeptState | None:
         """Give a turn the state that backs its blocks; None if there is none for their end."""
         assert restore.ticket is not None
+        assert self._sidecars is not None
         found = self.tier.reader.sidecar(restore.ticket)
         if found is None or found[0] != restore.num_written:
             suppressed = self.tier.reader.has_sidecar(restore.ticket)
             self.tier.counters.add_sidecar(restore_suppressed=int(suppressed))
             return None
-        state = self._lane.state_of_bytes(found[1])
-        self._cache.confirm_state(turn.sequence, state)
-        self.tier.counters.add_sidecar(installed=1)
         boundary = (restore.plan.first + found[0]) * self._cache.block_size
+        state = self._sidecars.install(turn.sequence, boundary, found[1])
+        self.wrote = True
+        self.tier.counters.add_sidecar(installed=1)
         self._trace.event("cold_sidecar_install", boundary=boundary)
-        return KeptState(boundary, state)
+        return state
 
     def _finish(self, turn: Turn, restore: _Restore) -> None:
         assert restore.ticket is not None
@@ -325,44 +321,30 @@ class EngineCold:
                 "coldtier.capture.late", written=capture.written, blocks=len(capture.names)
             )
 
-    def _states_within(self, ended: _Ended, capture: Capture) -> list[Checkpoint | None]:
-        """Return the states that a turn writes: the deepest in reach, and its ladder's rest.
-
-        Shallow rungs are what a prompt finds that parts from this one early. A chain that has
-        a state on disk has had its ladder: from then on a turn writes one.
-        """
-        if self.tier.policy is None or self._keeper is None:
+    def _states_within(self, ended: _Ended, capture: Capture) -> list[Offer]:
+        """Return the states that a turn writes: at least one, if only to be counted."""
+        if self._sidecars is None:
             return []
-        found = self._keeper.on_chain(ended.prefix.hashes[: capture.reach])
-        had_ladder = any(
-            self.tier.has_state(capture.chain, ended.tokens, kept.num_blocks)
-            for kept in found[1:]
-        )
-        return list(found[: 1 if had_ladder else LADDER_RUNGS]) or [None]
+
+        def is_stored(num_blocks: int) -> bool:
+            return self.tier.has_state(capture.chain, ended.tokens, num_blocks)
+
+        return self._sidecars.offers(ended.prefix, capture.reach, is_stored) or [_nothing]
 
     def _offer_states(self, ended: _Ended, capture: Capture) -> bool:
         """Hand the next state to the writer if it has a place; return whether none is left."""
         if ended.states and (self.tier.free_slots or self._is_late(ended)):
-            kept = ended.states.pop(0)
+            state = ended.states.pop(0)()
             outcome = self.tier.offer_state(
-                capture.chain,
-                ended.tokens,
-                capture,
-                None if kept is None else self._offer(kept),
-                first=not ended.offered,
+                capture.chain, ended.tokens, capture, state, first=not ended.offered
             )
             ended.offered, ended.moved_at = True, time.perf_counter()
-            boundary = 0 if kept is None else kept.boundary
+            boundary = 0 if state is None else state.num_blocks * self._cache.block_size
             self._trace.event("cold_sidecar_capture", boundary=boundary, outcome=outcome)
         return not ended.states
 
     def _is_late(self, ended: _Ended) -> bool:
         return time.perf_counter() - ended.moved_at > MAX_STALL_S
-
-    def _offer(self, kept: Checkpoint) -> StateOffer:
-        assert self.tier.policy is not None
-        layout = self.tier.policy.expected_at(kept.boundary)
-        return StateOffer(kept.num_blocks, layout, partial(state_bytes, kept.handle))
 
     def spill(self, turn: Turn) -> bool:
         """Write a running turn's published blocks at once, if that beats computing again."""
@@ -419,6 +401,10 @@ class EngineCold:
             self._ended.popleft().done()
         self._identity.close()
         return self.tier.close(max(0.0, deadline - time.monotonic()))
+
+
+def _nothing() -> None:
+    """Offer no state."""
 
 
 def cold_stats(cold: EngineCold | None) -> tuple[ColdCacheStats, ColdSidecarStats]:

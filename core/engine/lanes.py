@@ -76,6 +76,7 @@ class PagedLane:
 
     Attributes:
         cache: The coordinator.
+        layout: The model's cache layout.
         pools: One pool a group.
         states: The recurrent states of running turns; empty if no layer keeps one.
         keeper: Those that outlive their turns; None without such layers.
@@ -96,7 +97,7 @@ class PagedLane:
         self.keeper = keeper
         self.pools = pools
         self.states = StateStore()
-        self._layout = layout
+        self.layout = layout
         self._block_size = block_size
         width = -(-max_context // block_size)
         # twice as many rows as turns: a row of a released sequence is reclaimed lazily
@@ -131,9 +132,9 @@ class PagedLane:
                 for row, sequence in zip(rows, sequences, strict=True)
                 for index, block_id in sequence.tables[group].take_unsynced()
             )
-        states = self._begin_states(batch, sequences) if self._layout.states else ()
+        states = self._begin_states(batch, sequences) if self.layout.states else ()
         return PagedContext(
-            self._layout, self.pools, self._tables, batch, rows, self._block_size, states
+            self.layout, self.pools, self._tables, batch, rows, self._block_size, states
         )
 
     def _begin_states(self, batch: StepBatch, sequences: Sequence[Any]) -> list[StateRows]:
@@ -145,7 +146,7 @@ class PagedLane:
 
     def snapshots(self, plan: StepPlan) -> list[Snapshot]:
         """Return the states at boundaries that the step that was built last will reach."""
-        if not self._layout.states:
+        if not self.layout.states:
             return []
         ends = [(row, row.position + row.length) for row in plan.rows]
         return [
@@ -158,8 +159,8 @@ class PagedLane:
 
     def state_of_bytes(self, pieces: Sequence[memoryview]) -> StateStack:
         """Return a state of which `state_store.state_bytes` took the bytes."""
-        layers = [i for i, r in enumerate(self._layout.routes) if isinstance(r, Recurrent)]
-        (spec,) = self._layout.states
+        layers = [i for i, r in enumerate(self.layout.routes) if isinstance(r, Recurrent)]
+        (spec,) = self.layout.states
         return state_of_bytes(pieces, layers, spec, self.pools[0].dtype)
 
     def arrays(self, sequences: Sequence[Any]) -> list[mx.array]:
@@ -188,11 +189,11 @@ class FlatLane:
 
     def __init__(self, layout: CacheLayout, cache: FlatCoordinator) -> None:
         self.cache = cache
-        self._layout = layout
+        self.layout = layout
 
     def context(self, batch: StepBatch, sequences: Sequence[Any]) -> ForwardContext:
         """Return a `FlatContext`."""
-        return FlatContext(self._layout, [s.arrays for s in sequences], batch)
+        return FlatContext(self.layout, [s.arrays for s in sequences], batch)
 
     def arrays(self, sequences: Sequence[Any]) -> list[mx.array]:
         """Return the sequences' arrays."""

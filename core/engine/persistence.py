@@ -26,6 +26,7 @@ from ..coldtier.stats import Counters
 from ..coldtier.store import ColdStore, default_root
 from ..coldtier.tier import ColdTier
 from ..contract.cache_spec import CacheLayout
+from ..contract.layer_spec import SlidingWindow
 from ..contract.sidecar import SidecarPolicy
 from ..errors import EvidenceError, StoreUnavailableError
 from ..families import Family
@@ -107,13 +108,26 @@ def decide_persistence(
         decision = PersistDecision(True, "the restart-parity gate runs")
     if decision.persist and isinstance(lane, FlatLane):
         return PersistDecision(False, "the flat path keeps no blocks that could be written")
-    if decision.persist and len(subject.layout.groups) != 1:
-        return PersistDecision(False, "only caches of one group can be written so far")
-    if decision.persist and subject.layout.states and subject.policy is None:
-        return PersistDecision(False, "the family keeps state that no sidecar holds")
+    if decision.persist and (obstacle := _unwritable(subject)):
+        return PersistDecision(False, obstacle)
     if decision.persist and not subject.weights.unchanged():
         return PersistDecision(False, "a weight file changed while it was loaded")
     return decision
+
+
+def _unwritable(subject: Subject) -> str | None:
+    """Return what of a model's cache cannot be written, None if all can be."""
+    layout = subject.layout
+    if len(layout.groups) - len(layout.windows) != 1:
+        return "a prefix is written as the blocks of one group of full attention"
+    if not layout.windows and not layout.states:
+        return None
+    if subject.policy is None or (layout.windows and layout.states):
+        return "the family keeps state that no sidecar holds"
+    windows = (spec.window for spec in layout.groups if isinstance(spec, SlidingWindow))
+    if any(window % subject.block_size for window in windows):
+        return "the window is no multiple of the block size"
+    return None
 
 
 def admission(subject: Subject, settings: ColdSettings) -> PersistDecision:
@@ -183,17 +197,18 @@ def open_cold(
         counters=counters,
         trace=trace,
         # what is spilled without its state cannot be restored
-        may_spill=may_spill and not subject.layout.states,
+        may_spill=may_spill and subject.policy is None,
         identity=identity,
         drain_timeout_s=settings.cold_drain_timeout_s,
     )
 
 
 def _kv_geometry(subject: Subject) -> KvGeometry:
-    (spec,) = subject.layout.groups
+    group = subject.layout.primary
+    spec = subject.layout.groups[group]
     return KvGeometry(
         block_size=subject.block_size,
-        num_layers=subject.layout.num_group_layers(0),
+        num_layers=subject.layout.num_group_layers(group),
         kv_heads=spec.kv_heads,
         head_dim=spec.head_dim,
         v_head_dim=spec.value_dim,

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
-from ..contract.cache_spec import CacheLayout
+from ..contract.cache_spec import CacheLayout, Owned
 from ..contract.forward import RopeSpec, ScanStep, Segment, StepBatch
+from ..contract.layer_spec import SlidingWindow
 from ..kvcache.flat_cache import FlatCache
 from ..layers.rope import Rotation
 from ..metal.attention import decode_attention, prefill_attention
@@ -52,15 +53,33 @@ class FlatContext:
     ) -> mx.array:
         """Store keys and values, attend; see `ForwardContext.attend`."""
         owner = storage_of(self._layout, layer, k, v)
-        slot = (owner.group, owner.ordinal)
+        spec = self._layout.groups[owner.group]
+        window = spec.window if isinstance(spec, SlidingWindow) else None
         parts: list[mx.array] = []
         for segment, cache in zip(self._batch.segments, self._caches, strict=True):
             part = slice(segment.start, segment.start + segment.length)
-            if k is not None and v is not None:
-                cache.write(slot, k[part], v[part], segment.position)
-            keys, values = cache.read(slot, segment.position + segment.length)
-            parts.append(_attend(segment, q[part], keys, values, scale, softcap))
+            new = None if k is None or v is None else (k[part], v[part])
+            pages = self._exchange(cache, owner, segment, new)
+            parts.append(_attend(segment, q[part], *pages, scale, softcap, window))
         return parts[0] if len(parts) == 1 else mx.concatenate(parts)
+
+    def _exchange(
+        self,
+        cache: FlatCache,
+        owner: Owned,
+        segment: Segment,
+        new: tuple[mx.array, mx.array] | None,
+    ) -> tuple[mx.array, mx.array]:
+        """Store a segment's keys and values, if it brings any, and return all that it sees."""
+        slot, spec = (owner.group, owner.ordinal), self._layout.groups[owner.group]
+        if isinstance(spec, SlidingWindow):
+            window = cache.window(slot, spec)
+            if new is not None:
+                window.write(*new, segment.position)
+            return window.read(segment.length)
+        if new is not None:
+            cache.write(slot, *new, segment.position)
+        return cache.read(slot, segment.position + segment.length)
 
     def scan(self, layer: int, inputs: tuple[mx.array, ...], step: ScanStep) -> mx.array:
         """Run a recurrence; see `ForwardContext.scan`."""
@@ -82,8 +101,9 @@ def _attend(
     values: mx.array,
     scale: float,
     softcap: float | None,
+    window: int | None,
 ) -> mx.array:
     if segment.length > 1:
-        return prefill_attention(q, keys, values, scale=scale, softcap=softcap)
+        return prefill_attention(q, keys, values, scale=scale, softcap=softcap, window=window)
     mask = mx.zeros((1, 1, 1, 1, keys.shape[1]))
     return decode_attention(q, keys[None], values[None], mask, scale=scale, softcap=softcap)

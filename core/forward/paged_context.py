@@ -8,7 +8,9 @@ import attrs
 import mlx.core as mx
 
 from ..contract.cache_spec import CacheLayout
-from ..contract.forward import RopeSpec, ScanStep, StepBatch
+from ..contract.forward import RopeSpec, ScanStep, Segment, StepBatch
+from ..contract.layer_spec import AttentionSpec, SlidingWindow
+from ..kvcache.block_table import blocks_for
 from ..kvcache.device_tables import DeviceTables
 from ..kvcache.layer_pool import LayerPool
 from ..kvcache.state_store import StateRows
@@ -24,14 +26,20 @@ class _GroupStep:
     """What all layers of a group share during one step.
 
     Attributes:
+        window: Positions that a token sees; None for all.
         blocks: Block that each token is written to, `[T]`.
+        wave: The decode rows.
         decode_tables: Tables `[n, M]` of the decode rows, one a bucket.
-        prefill_tables: Table `[1, M]` of each prefill slice.
+        prefill_tables: Table `[1, M]` of each prefill slice, from its first visible block on.
+        prefill_skips: Positions before each slice's first visible block.
     """
 
+    window: int | None
     blocks: mx.array
+    wave: DecodeWave
     decode_tables: tuple[mx.array, ...]
     prefill_tables: tuple[mx.array, ...]
+    prefill_skips: tuple[int, ...]
 
 
 class PagedContext:
@@ -67,29 +75,62 @@ class PagedContext:
         self._batch = batch
         self._rope = Rotation(batch.positions)
         self._num_decode = batch.num_decode_rows
+        self._block_size = block_size
         self._offsets = batch.positions % block_size
-        decode = batch.segments[: self._num_decode]
-        self._wave = DecodeWave.of([s.position for s in decode], block_size)
-        self._steps = [self._prepare(t, rows, block_size) for t in tables]
+        self._rows = rows
+        self._steps = self._prepare_all(tables) if tables else []
         self._states = states
 
-    def _prepare(self, table: DeviceTables, rows: Sequence[int], block_size: int) -> _GroupStep:
+    def _prepare_all(self, tables: Sequence[DeviceTables]) -> list[_GroupStep]:
         n = self._num_decode
-        prefill = list(zip(self._batch.segments[n:], rows[n:], strict=True))
-        decode_rows = mx.array(list(rows[:n]), mx.int32)
+        self._decode_rows = mx.array(list(self._rows[:n]), mx.int32)
+        prefill = zip(self._prefill, self._rows[n:], strict=True)
         row_of_token = mx.concatenate(
-            [decode_rows, *(mx.full((s.length,), row, mx.int32) for s, row in prefill)]
+            [self._decode_rows, *(mx.full((s.length,), row, mx.int32) for s, row in prefill)]
         )
+        slots = (row_of_token, self._batch.positions // self._block_size)
+        everything = self._wave(None)  # one for all groups that see everything
+        return [
+            self._prepare(table, spec, slots, everything)
+            for table, spec in zip(tables, self._layout.groups, strict=True)
+        ]
+
+    def _wave(self, spec: AttentionSpec | None) -> DecodeWave:
+        decode = self._batch.segments[: self._num_decode]
+        return DecodeWave.of([s.position for s in decode], self._block_size, spec)
+
+    def _prepare(
+        self,
+        table: DeviceTables,
+        spec: AttentionSpec,
+        slots: tuple[mx.array, mx.array],
+        everything: DecodeWave,
+    ) -> _GroupStep:
+        windowed = isinstance(spec, SlidingWindow)
+        wave = self._wave(spec) if windowed else everything
+        first = [self._first_block(segment, spec) for segment in self._prefill]
+        slices = zip(self._prefill, self._rows[self._num_decode :], first, strict=True)
         return _GroupStep(
-            blocks=table.blocks_at(row_of_token, self._batch.positions // block_size),
+            window=spec.window if windowed else None,
+            blocks=table.blocks_at(*slots),
+            wave=wave,
             decode_tables=tuple(
-                table.rows(decode_rows[b.rows], b.num_blocks) for b in self._wave.buckets
+                table.rows(self._decode_rows[b.rows], b.num_blocks, b.first)
+                for b in wave.buckets
             ),
             prefill_tables=tuple(
-                table.rows(mx.array([row]), -(-(s.position + s.length) // block_size))
-                for s, row in prefill
+                table.slice(row, begin, blocks_for(s.position + s.length, self._block_size))
+                for s, row, begin in slices
             ),
+            prefill_skips=tuple(begin * self._block_size for begin in first),
         )
+
+    @property
+    def _prefill(self) -> Sequence[Segment]:
+        return self._batch.segments[self._num_decode :]
+
+    def _first_block(self, segment: Segment, spec: AttentionSpec) -> int:
+        return spec.first_visible(segment.position) // self._block_size
 
     def rope(self, x: mx.array, spec: RopeSpec) -> mx.array:
         """Rotate `x [T, H, D]` at the step's positions."""
@@ -113,17 +154,21 @@ class PagedContext:
         parts: list[mx.array] = []
         if self._num_decode:
             parts.append(self._decode(q, pool, owner.ordinal, step, scale, softcap))
-        prefill = self._batch.segments[self._num_decode :]
-        for segment, table in zip(prefill, step.prefill_tables, strict=True):
+        slices = zip(self._prefill, step.prefill_tables, step.prefill_skips, strict=True)
+        for segment, table, skipped in slices:
             part = slice(segment.start, segment.start + segment.length)
             if segment.position == 0 and k is not None and v is not None:
                 # all its keys are in the step itself: no page needs to be read
                 keys, values = k[part].swapaxes(0, 1), v[part].swapaxes(0, 1)
             else:
                 pages = pool.gather(owner.ordinal, table)
-                end = segment.position + segment.length
+                end = segment.position + segment.length - skipped
                 keys, values = (p[0, :, :end] for p in pages)
-            parts.append(prefill_attention(q[part], keys, values, scale=scale, softcap=softcap))
+            parts.append(
+                prefill_attention(
+                    q[part], keys, values, scale=scale, softcap=softcap, window=step.window
+                )
+            )
         return parts[0] if len(parts) == 1 else mx.concatenate(parts)
 
     def scan(self, layer: int, inputs: tuple[mx.array, ...], step: ScanStep) -> mx.array:
@@ -154,12 +199,12 @@ class PagedContext:
     ) -> mx.array:
         """Attend the decode rows, bucket by bucket; `[N, Hq, Dv]` in the step's order."""
         parts: list[mx.array] = []
-        for bucket, table in zip(self._wave.buckets, step.decode_tables, strict=True):
+        for bucket, table in zip(step.wave.buckets, step.decode_tables, strict=True):
             rows = q[bucket.rows]
             keys, values = pool.gather(ordinal, table)
             parts.append(
                 decode_attention(rows, keys, values, bucket.mask, scale=scale, softcap=softcap)
             )
-        if self._wave.restore is None:
+        if step.wave.restore is None:
             return parts[0]
-        return mx.concatenate(parts)[self._wave.restore]
+        return mx.concatenate(parts)[step.wave.restore]

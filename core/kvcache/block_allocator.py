@@ -17,11 +17,13 @@ class BlockAllocator:
     A block that loses its last reference goes to the free queue when it is unpublished;
     a published one stays in the prefix table and is evicted when free blocks run out:
 
-    1. The least recently released block goes first; `free` releases tails before heads.
-    2. A block with published children is passed over as long as there is another, since
+    1. A block that a window has moved past goes before all others, unless it is pinned: one
+       pinned at least once belongs to a boundary that is worth keeping.
+    2. The least recently released block goes first; `free` releases tails before heads.
+    3. A block with published children is passed over as long as there is another, since
        without it they could not be found (KV-4).
 
-    For rule 2 such a block is set aside when it comes to the front of `_evictable`. By then
+    For rule 3 such a block is set aside when it comes to the front of `_evictable`. By then
     it is older than all that wait there, so once its last child is gone the front is its
     right place again. It is set aside once per child at most, hence the amortised O(1).
 
@@ -46,10 +48,17 @@ class BlockAllocator:
             )
         self._blocks = [Block(BlockId(i)) for i in range(num_blocks)]
         self._free = BlockQueue(self._blocks[1:])
+        self._expired = BlockQueue()  # cached, behind a window, in the order of their expiry
         self._evictable = BlockQueue()  # cached, least recently released first
         self._set_aside = BlockQueue()  # cached, reached the front while they had children
         self._table: dict[BlockHash, Block] = {}
         self._num_children: dict[BlockHash, int] = {}  # parent's hash -> its published children
+        self._pins: Counter[BlockHash] = Counter()
+
+    @property
+    def null(self) -> Block:
+        """The block that stands in a table for one that is not held any more."""
+        return self._blocks[NULL_BLOCK]
 
     @property
     def num_blocks(self) -> int:
@@ -64,7 +73,7 @@ class BlockAllocator:
     @property
     def num_evictable(self) -> int:
         """Blocks that only the prefix table knows."""
-        return len(self._evictable) + len(self._set_aside)
+        return len(self._expired) + len(self._evictable) + len(self._set_aside)
 
     @property
     def num_available(self) -> int:
@@ -122,15 +131,51 @@ class BlockAllocator:
             CacheMisuseError: Nobody holds one of them, or it is named twice; nothing was
                 changed.
         """
+        self._check_held(blocks)
+        for block in reversed(blocks):
+            block.ref_count -= 1
+            if block.ref_count == 0:
+                (self._free if block.hash is None else self._evictable).append(block)
+
+    def expire(self, blocks: Sequence[Block]) -> None:
+        """Give one reference to each block back: a window has moved past it.
+
+        Args:
+            blocks: In logical order.
+
+        Raises:
+            CacheMisuseError: As `free`.
+        """
+        self._check_held(blocks)
+        for block in blocks:
+            block.ref_count -= 1
+            if block.ref_count == 0:
+                pinned = block.hash in self._pins
+                cached = self._evictable if pinned else self._expired
+                (self._free if block.hash is None else cached).append(block)
+
+    def _check_held(self, blocks: Sequence[Block]) -> None:
         if len(set(blocks)) != len(blocks):
             raise CacheMisuseError("free blocks", "one of them is named twice")
         for block in blocks:
             if block.ref_count == 0:
                 raise CacheMisuseError(f"free block {block.id}", "nobody holds it")
-        for block in reversed(blocks):
-            block.ref_count -= 1
-            if block.ref_count == 0:
-                (self._free if block.hash is None else self._evictable).append(block)
+
+    def pin(self, hashes: Sequence[BlockHash]) -> None:
+        """Have blocks evicted like others, not first, once a window has moved past them."""
+        self._pins.update(hashes)
+        for block_hash in hashes:
+            block = self._table.get(block_hash)
+            if block is not None and block.queue is self._expired:
+                self._expired.remove(block)
+                self._evictable.append(block)
+
+    def unpin(self, hashes: Sequence[BlockHash]) -> None:
+        """Take one pin of each block back; where they wait, they wait on."""
+        self._pins.subtract(hashes)
+        for block_hash in hashes:
+            if self._pins[block_hash] < 1:
+                del self._pins[block_hash]
 
     def publish(self, block: Block, identity: BlockIdentity, block_hash: BlockHash) -> bool:
         """Enter a full block into the prefix table.
@@ -195,8 +240,15 @@ class BlockAllocator:
             self._free.append(block)
 
     def _evict(self) -> Block:
-        """Unpublish and return the oldest cached leaf; an ancestor if there is no leaf."""
+        """Unpublish and return an expired block, or else the oldest cached leaf.
+
+        An ancestor, if there is no leaf.
+        """
         self.evictions += 1
+        if self._expired:
+            block = self._expired.pop_left()
+            self._unpublish(block)
+            return block
         while self._evictable:
             block = self._evictable.pop_left()
             if block.hash not in self._num_children:
@@ -226,7 +278,7 @@ class BlockAllocator:
         Raises:
             AssertionError: One is broken; a fault of this module.
         """
-        queues = (self._free, self._evictable, self._set_aside)
+        queues = (self._free, self._expired, self._evictable, self._set_aside)
         for queue in queues:
             queued = list(queue)
             assert len(queued) == len(queue), "a queue's length is the number of its blocks"
@@ -244,9 +296,11 @@ class BlockAllocator:
     def _check_table(self) -> None:
         published = {b.hash: b for b in self._blocks if b.hash is not None}
         assert published == self._table, "the prefix table and the blocks' hashes agree"
-        cached = [*self._evictable, *self._set_aside]
+        cached = [*self._expired, *self._evictable, *self._set_aside]
         assert all(b.hash in self._table for b in cached), "a cached block is published"
         parents = (b.identity.parent for b in self._blocks if b.identity and b.identity.index)
         assert Counter(parents) == self._num_children, "children are counted"
         stranded = [b for b in self._set_aside if b.hash not in self._num_children]
         assert not stranded, "whoever is set aside has children"
+        assert all(count > 0 for count in self._pins.values()), "a pin is there or is not"
+        assert not any(b.hash in self._pins for b in self._expired), "a pinned block stays"

@@ -14,20 +14,31 @@ def blocks_for(num_tokens: int, block_size: int) -> int:
 
 
 class BlockTable:
-    """One sequence's blocks in one group, in logical order; it only grows.
+    """One sequence's blocks in one group, in absolute logical order.
 
-    Position `p` lies in `blocks[p // S]` at offset `p % S`.
+    Position `p` lies in `blocks[p // S]` at offset `p % S`. Where a window has moved past a
+    block its entry is the null block, so that no index ever changes.
 
     Attributes:
-        blocks: The blocks; the sequence holds one reference to each.
+        blocks: The blocks; the sequence holds one reference to each but the null block.
+        num_expired: Leading entries that are the null block.
         num_synced: How many leading ids the device's mirror has been given.
     """
 
-    __slots__ = ("_block_size", "blocks", "num_synced")
+    __slots__ = ("_block_size", "_null", "_renamed", "blocks", "num_expired", "num_synced")
 
-    def __init__(self, block_size: int) -> None:
+    def __init__(self, block_size: int, null: Block) -> None:
+        """Make an empty table.
+
+        Args:
+            block_size: Tokens of a block.
+            null: The group's null block.
+        """
         self._block_size = block_size
+        self._null = null
+        self._renamed: list[tuple[int, BlockId]] = []  # behind the back of the mirror
         self.blocks: list[Block] = []
+        self.num_expired = 0
         self.num_synced = 0
 
     def __len__(self) -> int:
@@ -38,6 +49,11 @@ class BlockTable:
         """The blocks' ids, collected anew; O(blocks), so not for every step."""
         return [block.id for block in self.blocks]
 
+    @property
+    def num_held(self) -> int:
+        """Entries that are not the null block."""
+        return len(self.blocks) - self.num_expired
+
     def num_missing(self, num_tokens: int) -> int:
         """Return how many more blocks positions `[0, num_tokens)` need."""
         return max(0, blocks_for(num_tokens, self._block_size) - len(self.blocks))
@@ -46,16 +62,32 @@ class BlockTable:
         """Append blocks whose references the sequence holds from now on."""
         self.blocks.extend(blocks)
 
-    def take_unsynced(self) -> list[tuple[int, BlockId]]:
-        """Return `(index, id)` of the blocks that the device's mirror lacks; now it has."""
-        start = self.num_synced
-        if start == len(self.blocks):
+    def extend_null(self, num_blocks: int) -> None:
+        """Append null entries; nothing else may stand before them."""
+        assert not self.num_held, "a table's null entries are its first ones"
+        self.blocks.extend([self._null] * num_blocks)
+        self.num_expired = len(self.blocks)
+
+    def expire(self, end: int) -> list[Block]:
+        """Give up the blocks before index `end` and return them, with their references."""
+        first, end = self.num_expired, min(end, len(self.blocks))
+        if end <= first:
             return []
-        self.num_synced = len(self.blocks)
-        return [(start + i, block.id) for i, block in enumerate(self.blocks[start:])]
+        expired = self.blocks[first:end]
+        self.blocks[first:end] = [self._null] * (end - first)
+        self._renamed += [(i, self._null.id) for i in range(first, min(end, self.num_synced))]
+        self.num_expired = end
+        return expired
+
+    def take_unsynced(self) -> list[tuple[int, BlockId]]:
+        """Return `(index, id)` of the entries that the device's mirror lacks; now it has."""
+        renamed, self._renamed = self._renamed, []
+        start, self.num_synced = self.num_synced, len(self.blocks)
+        return renamed + [(start + i, b.id) for i, b in enumerate(self.blocks[start:])]
 
     def take_all(self) -> list[Block]:
         """Empty the table and return its blocks, with their references."""
-        blocks, self.blocks = self.blocks, []
-        self.num_synced = 0
+        blocks, self.blocks = self.blocks[self.num_expired :], []
+        self._renamed = []
+        self.num_expired = self.num_synced = 0
         return blocks

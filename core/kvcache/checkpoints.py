@@ -26,7 +26,8 @@ class Checkpoint:
         num_blocks: Blocks of the chain that the state sums up.
         boundary: The tokens of those blocks.
         num_bytes: What the state takes.
-        handle: The state.
+        handle: The state; None where blocks hold it.
+        protected: It must not be given up while there is another.
     """
 
     owner: str
@@ -35,6 +36,7 @@ class Checkpoint:
     boundary: int = attrs.field(validator=validators.ge(1))
     num_bytes: int = attrs.field(default=0, validator=validators.ge(0))
     handle: Any = attrs.field(default=None, repr=False)
+    protected: bool = False
 
     def __attrs_post_init__(self) -> None:
         if len(self.chain) < self.num_blocks:

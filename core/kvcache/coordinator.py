@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-from collections import Counter, abc
+from collections import abc
 from typing import Any
 
 from ..contract.cache_spec import CacheLayout
 from ..errors import CacheMisuseError
 from ..ids import SHARED_DOMAIN, BlockId, SaltDomain, SequenceId
+from .admission import admits, num_lacking
+from .block import Block
 from .block_allocator import BlockAllocator
 from .block_identity import ExtraKeys, PrefixChain
 from .block_table import BlockTable, blocks_for
 from .group_manager import GroupManager, GrowPool
+from .invariants import check_blocks
+from .memory import resident_blocks
 from .pending import PendingBlocks
 from .prefix import PrefixHit, StateBoundaries, find_longest_prefix
 from .sequence import Sequence, SequenceStatus
 from .state_keeper import KeptState
 from .stats import CacheStats
+from .window_keeper import WindowKeeper, give_spare_back
+
+UNBOUNDED_TOKENS = 2**31 - 1
+"""More than any context."""
 
 
 class Coordinator:
@@ -28,6 +36,7 @@ class Coordinator:
     Attributes:
         groups: One manager a group.
         block_size: Tokens of a block, the same in every group.
+        windows: Where windows can be gone on from; None if no layer has one.
     """
 
     def __init__(
@@ -36,6 +45,7 @@ class Coordinator:
         allocators: abc.Sequence[BlockAllocator],
         grow: GrowPool | None = None,
         boundaries: StateBoundaries | None = None,
+        max_in_flight: int = 1,
     ) -> None:
         """Make an empty cache.
 
@@ -46,6 +56,7 @@ class Coordinator:
             grow: Enlarges a group's pool.
             boundaries: Where states of recurrent layers are kept; None means nowhere, so
                 that no prefix is ever hit if there are such layers.
+            max_in_flight: Tokens of one sequence that steps compute at once, at most.
         """
         sizes = {allocator.block_size for allocator in allocators}
         if len(allocators) != max(1, len(layout.groups)) or len(sizes) != 1:
@@ -60,9 +71,20 @@ class Coordinator:
                 f"the block size must be a multiple of {layout.block_size_multiple}, "
                 f"got {self.block_size}"
             )
+        specs = layout.groups or (None,)
         self.groups = tuple(
-            GroupManager(i, allocator, grow) for i, allocator in enumerate(allocators)
+            GroupManager(
+                index,
+                allocator,
+                grow,
+                spec,
+                resident_blocks(spec, self.block_size, max_in_flight),
+            )
+            for index, (allocator, spec) in enumerate(zip(allocators, specs, strict=True))
         )
+        self.windows = WindowKeeper.of(layout, self.groups)
+        self._primary = self.groups[layout.primary]
+        self._counted = [g for g in self.groups if not g.is_window] or self.groups
         self._recurrent = bool(layout.states)
         self._boundaries = boundaries
         self._sequences: dict[SequenceId, Sequence] = {}
@@ -74,13 +96,22 @@ class Coordinator:
 
     @property
     def max_usable_blocks(self) -> int:
-        """Blocks that sequences may ever hold together, growth included."""
-        return min(group.max_usable_blocks for group in self.groups)
+        """Blocks that sequences may ever hold together, growth included.
+
+        Of each group that keeps every block, if there is one.
+        """
+        return min(group.max_usable_blocks for group in self._counted)
+
+    @property
+    def max_tokens(self) -> int:
+        """The longest sequence that every group's pool holds, growth included."""
+        bounds = [group.max_tokens for group in self.groups]
+        return min((b for b in bounds if b is not None), default=UNBOUNDED_TOKENS)
 
     @property
     def num_available(self) -> int:
-        """Blocks that every group could hand out: free, evictable or growable."""
-        return min(group.num_available for group in self.groups)
+        """Blocks that each of these groups could hand out: free, evictable or growable."""
+        return min(group.num_available for group in self._counted)
 
     @property
     def num_publications(self) -> int:
@@ -91,23 +122,19 @@ class Coordinator:
         """Return whether a sequence of that id is open."""
         return sequence_id in self._sequences
 
-    def blocks_for(self, num_tokens: int) -> int:
-        """Return how many blocks of each group hold `num_tokens`."""
-        return blocks_for(num_tokens, self.block_size)
+    def num_reserved(self, wanted: abc.Iterable[tuple[Sequence, int]]) -> int:
+        """Return the blocks of the primary group that sequences lack for so many tokens."""
+        return num_lacking(self._primary, wanted)
 
-    def blocks_held(self, sequence: Sequence) -> int:
-        """Return how many blocks of each group `sequence` holds."""
-        return max(map(len, sequence.tables))
-
-    def available_beside(self, hit: PrefixHit) -> int:
-        """Return what `num_available` will be once `hit` is attached.
-
-        The hit's own cached blocks are evictable until then, but nobody can have them twice.
-        """
-        return min(
-            group.num_available - sum(block.ref_count == 0 for block in blocks)
-            for group, blocks in zip(self.groups, hit.blocks, strict=True)
-        )
+    def admits(
+        self,
+        hit: PrefixHit,
+        num_tokens: int,
+        wanted: abc.Iterable[tuple[Sequence, int]],
+        watermark: float,
+    ) -> bool:
+        """Return whether there is room for one more sequence; see `admission.admits`."""
+        return admits(self.groups, hit, num_tokens, list(wanted), watermark)
 
     def open(
         self,
@@ -139,8 +166,11 @@ class Coordinator:
             id=sequence_id,
             tokens=list(tokens),
             chain=PrefixChain(self.block_size, salt, extra_keys),
-            tables=tuple(BlockTable(self.block_size) for _ in self.groups),
+            tables=tuple(
+                BlockTable(self.block_size, group.allocator.null) for group in self.groups
+            ),
             num_prompt_blocks=len(tokens) // self.block_size,
+            prompt_boundary=(len(tokens) - 1) // self.block_size,
             owner=owner,
         )
         self._sequences[sequence_id] = sequence
@@ -152,7 +182,8 @@ class Coordinator:
         Changes nothing and takes no reference: the hit is valid until the next `reserve` or
         `purge`. At most all tokens but the last one are hit, since that has to yield logits.
         With recurrent layers it ends at a boundary whose state is kept: keys and values
-        without the state at just their end are of no use.
+        without the state at just their end are of no use. With windows it ends where the
+        whole of each window is held.
 
         Raises:
             CacheMisuseError: The sequence is attached or released.
@@ -161,18 +192,26 @@ class Coordinator:
         size, chain = self.block_size, sequence.chain
         chain.extend(sequence.tokens, sequence.num_prompt_blocks)
         limit = (len(sequence.tokens) - 1) // size
-        blocks = find_longest_prefix(self.groups, chain, limit)
+        blocks = self._longest_prefix(chain, limit)
+        held = len(blocks[0])
+        unbacked = len(self._primary.find_prefix(chain, limit)) - held
         if self._recurrent:
-            held = self._deepest_boundary(chain, len(blocks[0]))
             awaited = self._promised_boundary(chain, held, limit)
-            state = self._state_at(chain, held)
-            hit = tuple(b[:held] for b in blocks)
-            unbacked = (len(blocks[0]) - held) * size
-            return PrefixHit(held * size, hit, awaited * size, state, unbacked)
-        held = awaited = len(blocks[0])
-        while awaited < limit and chain.hashes[awaited] in self._pending:
-            awaited += 1
-        return PrefixHit(held * size, blocks, awaited * size)
+        else:
+            awaited = held
+            while awaited < limit and chain.hashes[awaited] in self._pending:
+                awaited += 1
+        state = self._state_at(chain, held)
+        return PrefixHit(held * size, blocks, awaited * size, state, unbacked * size)
+
+    def _longest_prefix(self, chain: PrefixChain, limit: int) -> tuple[list[Block], ...]:
+        """Return, per group, the blocks of the longest prefix that can be gone on from."""
+        while True:
+            blocks = find_longest_prefix(self.groups, chain, limit)
+            held = len(blocks[0])
+            limit = self._deepest_boundary(chain, held) if self._recurrent else held
+            if limit == held:
+                return blocks
 
     def _deepest_boundary(self, chain: PrefixChain, num_blocks: int) -> int:
         """Return how many of the first `num_blocks` blocks may be hit, a state at their end."""
@@ -247,16 +286,9 @@ class Coordinator:
     def find_blocks(self, chain: PrefixChain, first: int, count: int) -> list[BlockId]:
         """Return the ids of published blocks `[first, first + count)` of a chain.
 
-        Of the first group; up to the first block that is not held any more. Changes nothing.
+        Of the primary group; up to the first block that is not held any more. Changes nothing.
         """
-        found: list[BlockId] = []
-        part = slice(first, first + count)
-        for digest, identity in zip(chain.hashes[part], chain.identities[part], strict=True):
-            block = self.groups[0].allocator.lookup(digest, identity)
-            if block is None:
-                break
-            found.append(block.id)
-        return found
+        return self._primary.find_blocks(chain, first, count)
 
     def attach(self, sequence: Sequence, hit: PrefixHit) -> None:
         """Take references to the hit's blocks and begin behind them.
@@ -270,13 +302,16 @@ class Coordinator:
         sequence.expect(SequenceStatus.NEW, "attach")
         hashes = sequence.chain.hashes
         num_blocks = hit.length // self.block_size
-        for blocks in hit.blocks:
-            if [block.hash for block in blocks] != hashes[:num_blocks]:
+        held = [g.real_blocks(b) for g, b in zip(self.groups, hit.blocks, strict=True)]
+        for blocks, all_blocks in zip(held, hit.blocks, strict=True):
+            first = len(all_blocks) - len(blocks)
+            if [block.hash for block in blocks] != hashes[first:num_blocks]:
                 raise CacheMisuseError(
                     f"attach sequence {sequence.id}", "the hit is not valid (any more)"
                 )
-        for group, table, blocks in zip(self.groups, sequence.tables, hit.blocks, strict=True):
+        for group, table, blocks in zip(self.groups, sequence.tables, held, strict=True):
             group.allocator.share(blocks)
+            table.extend_null(num_blocks - len(blocks))
             table.extend(blocks)
         sequence.start_at(hit.length)
         sequence.state = hit.state
@@ -307,6 +342,32 @@ class Coordinator:
                 table.extend(group.allocator.allocate(count))
         sequence.advance(n)
 
+    def reserve_restore(self, sequence: Sequence, n: int) -> None:
+        """Back the next `n` positions with blocks that a restore will fill.
+
+        Groups with a window get blocks for the window at the end alone, and hold them apart
+        until `WindowKeeper.install` says where that is.
+
+        Raises:
+            CacheExhaustedError: As `reserve`.
+            CacheMisuseError: As `reserve`.
+        """
+        sequence.expect(SequenceStatus.ATTACHED, "reserve")
+        end = sequence.cursor + n
+        counts = [
+            blocks_for(end, self.block_size) - max(group.first_needed(end), len(table))
+            for group, table in zip(self.groups, sequence.tables, strict=True)
+        ]
+        for group, count in zip(self.groups, counts, strict=True):
+            group.make_room(count)
+        taken = [g.allocator.allocate(n) for g, n in zip(self.groups, counts, strict=True)]
+        spare: list[list[Block]] = []
+        for group, table, blocks in zip(self.groups, sequence.tables, taken, strict=True):
+            table.extend([] if group.is_window else blocks)
+            spare.append(blocks if group.is_window else [])
+        sequence.spare = tuple(spare)
+        sequence.advance(n)
+
     def record(self, sequence: Sequence, tokens: abc.Sequence[int]) -> None:
         """Append known tokens; see `Sequence.record`."""
         sequence.record(tokens)
@@ -316,15 +377,21 @@ class Coordinator:
         sequence.commit(n)
 
     def rollback(self, sequence: Sequence, n: int) -> None:
-        """Move the cursor back by `n`, to the frontier at most; see `Sequence.rollback`."""
+        """Move the cursor back by `n`, to the frontier at most; see `Sequence.rollback`.
+
+        What a restore held for its windows and did not use is given back.
+        """
         sequence.rollback(n)
+        give_spare_back(self.groups, sequence)
 
     def publish(self, sequence: Sequence) -> int:
-        """Publish the full blocks below the frontier, chain head first.
+        """Publish the full blocks below the frontier, chain head first, in all groups at once.
 
-        What a peer has published meanwhile counts as published; the table keeps its own block,
-        since tables only grow. A block whose hash belongs to another content ends the chain:
-        what follows could not be found.
+        Then the blocks that a window has moved past are given back.
+
+        What a peer has published meanwhile counts as published; the table keeps its own
+        block, since no entry is ever exchanged. A block whose hash belongs to another content
+        ends the chain: what follows could not be found.
 
         Returns:
             How many more blocks of the sequence are published now.
@@ -334,8 +401,13 @@ class Coordinator:
         """
         sequence.expect_usable("publish")
         first, end = sequence.num_published, sequence.frontier // self.block_size
-        if first == end:
-            return 0
+        if first < end:
+            self._publish_blocks(sequence, first, end)
+        if self.windows is not None:
+            self.windows.move(sequence, first)
+        return sequence.num_published - first
+
+    def _publish_blocks(self, sequence: Sequence, first: int, end: int) -> None:
         sequence.chain.extend(sequence.tokens, end)
         while sequence.num_published < end and self._publish_next(sequence):
             sequence.num_published += 1
@@ -343,7 +415,6 @@ class Coordinator:
         settled = end if sequence.num_published == end else None
         self._pending.withdraw(sequence.id, sequence.chain.hashes[first:settled])
         self._num_publications += 1
-        return sequence.num_published - first
 
     def _publish_next(self, sequence: Sequence) -> bool:
         index = sequence.num_published
@@ -365,8 +436,11 @@ class Coordinator:
         if self._boundaries is not None and sequence.reached is not None:
             self._boundaries.keep(sequence.owner, sequence.chain, sequence.reached)
         sequence.state = sequence.reached = None
+        give_spare_back(self.groups, sequence)
         for group, table in zip(self.groups, sequence.tables, strict=True):
             group.allocator.free(table.take_all())
+        if self.windows is not None:
+            self.windows.touch(sequence)
         self._num_publications += self._promised.withdraw(sequence.id, sequence.chain.hashes)
         unpublished = sequence.chain.hashes[sequence.num_published :]
         self._num_publications += self._pending.withdraw(sequence.id, unpublished)
@@ -379,6 +453,8 @@ class Coordinator:
         """Unpublish everything in every group; live sequences go on."""
         if self._boundaries is not None:
             self._boundaries.clear()
+        if self.windows is not None:
+            self.windows.clear()
         for group in self.groups:
             group.allocator.purge()
 
@@ -396,22 +472,5 @@ class Coordinator:
         Raises:
             AssertionError: One is broken; a fault of this room.
         """
-        for group in self.groups:
-            group.allocator.check()
-            tables = [sequence.tables[group.index] for sequence in self._sequences.values()]
-            named = Counter(block for table in tables for block in table.blocks)
-            assert all(block.ref_count == count for block, count in named.items())
-            assert len(named) == group.allocator.num_live, "live blocks are named by tables"
-        for sequence in self._sequences.values():
-            self._check_sequence(sequence)
+        check_blocks(self.groups, list(self._sequences.values()))
         assert self._pending.owners <= self._sequences.keys(), "only live sequences are awaited"
-
-    def _check_sequence(self, sequence: Sequence) -> None:
-        committed = sequence.frontier // self.block_size
-        assert 0 <= sequence.frontier <= min(sequence.cursor, len(sequence.tokens))
-        assert sequence.num_published <= committed
-        for table in sequence.tables:
-            assert table.num_missing(sequence.cursor) == 0, "tables reach the cursor"
-            writable = table.blocks[committed:]
-            assert all(block.ref_count == 1 for block in writable), "nobody else reads them"
-            assert all(block.hash is None for block in writable), "nobody else can find them"

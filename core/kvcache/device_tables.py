@@ -30,9 +30,24 @@ class DeviceTables:
         rows, indices, ids = (mx.array(column) for column in zip(*triples, strict=True))
         self._table[rows, indices] = ids
 
-    def rows(self, rows: mx.array, width: int) -> mx.array:
-        """Return the first `width` entries `[N, width]` of `rows [N]`."""
-        return self._table[:, :width][rows]
+    def rows(self, rows: mx.array, width: int, first: mx.array | None = None) -> mx.array:
+        """Return `width` entries `[N, width]` of `rows [N]`.
+
+        Args:
+            rows: Rows.
+            width: Entries.
+            first: Index of each row's first one `[N]`; None means 0. What lies behind the
+                table's end is its last entry.
+        """
+        if first is None:
+            return self._table[:, :width][rows]
+        last = self._table.shape[1] - 1
+        indices = mx.minimum(first[:, None] + mx.arange(width)[None], last)
+        return self._table[rows[:, None], indices]
+
+    def slice(self, row: int, first: int, end: int) -> mx.array:
+        """Return the entries `[first, end)` of a row, `[1, end - first]`."""
+        return self._table[row : row + 1, first:end]
 
     def blocks_at(self, rows: mx.array, indices: mx.array) -> mx.array:
         """Return the block id `[T]` at each `(row, index)`."""

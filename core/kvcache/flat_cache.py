@@ -6,16 +6,17 @@ path has something to be compared with, and to be rolled back to.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import attrs
 import mlx.core as mx
 
-from ..contract.cache_spec import RecurrentState
 from ..contract.forward import State
+from ..contract.layer_spec import RecurrentState, SlidingWindow
 from ..errors import CacheExhaustedError, CacheMisuseError
 from ..ids import SaltDomain, SequenceId
+from .flat_window import FlatWindow
 from .state_store import zero_state
 
 GROWTH_TOKENS = 256
@@ -25,12 +26,14 @@ GROWTH_TOKENS = 256
 class FlatCache:
     """What the layers keep of one sequence.
 
-    Attention layers: keys and values `[Hk, capacity, D]`, written at a position. Recurrent
-    layers: the state of one position, replaced as a whole.
+    Attention layers: keys and values `[Hk, capacity, D]`, written at a position. Layers with
+    a window: the newest positions. Recurrent layers: the state of one position, replaced as
+    a whole.
     """
 
     def __init__(self) -> None:
         self._arrays: dict[tuple[int, int], tuple[mx.array, mx.array]] = {}
+        self._windows: dict[tuple[int, int], FlatWindow] = {}
         self._states: dict[int, tuple[int, State]] = {}  # layer -> position, state
 
     def write(self, slot: tuple[int, int], k: mx.array, v: mx.array, position: int) -> None:
@@ -55,6 +58,10 @@ class FlatCache:
         keys, values = self._arrays[slot]
         return keys[:, :end], values[:, :end]
 
+    def window(self, slot: tuple[int, int], spec: SlidingWindow) -> FlatWindow:
+        """Return what a layer keeps that sees a window only."""
+        return self._windows.setdefault(slot, FlatWindow(spec))
+
     def write_state(self, layer: int, state: State, position: int) -> None:
         """Keep a layer's state, the sum of positions `[0, position)`."""
         self._states[layer] = (position, state)
@@ -77,7 +84,8 @@ class FlatCache:
     def arrays(self) -> list[mx.array]:
         """Return the arrays as they are now, to be evaluated with a step."""
         states = (state for _, state in self._states.values())
-        return [array for kept in (*self._arrays.values(), *states) for array in kept]
+        windows = (window.arrays() for window in self._windows.values())
+        return [a for kept in (*self._arrays.values(), *windows, *states) for a in kept]
 
 
 def _empty_like(x: mx.array) -> mx.array:
@@ -137,19 +145,36 @@ class FlatCoordinator:
     @property
     def num_available(self) -> int:
         """Blocks' worth of tokens that may still be written."""
-        return self.max_usable_blocks - sum(self.blocks_held(s) for s in self._live.values())
+        return self.max_usable_blocks - sum(self._blocks_held(s) for s in self._live.values())
 
-    def blocks_for(self, num_tokens: int) -> int:
-        """Return the blocks that `num_tokens` take."""
+    @property
+    def max_tokens(self) -> int:
+        """The longest sequence that the budget allows."""
+        return self.max_usable_blocks * self._block_size
+
+    def _blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self._block_size)
 
-    def blocks_held(self, sequence: FlatSequence) -> int:
-        """Return the blocks' worth of a sequence's positions."""
-        return self.blocks_for(sequence.cursor)
+    def _blocks_held(self, sequence: FlatSequence) -> int:
+        return self._blocks_for(sequence.cursor)
 
-    def available_beside(self, hit: NoHit) -> int:
-        """Return `num_available`: a hit takes nothing."""
-        return self.num_available
+    def num_reserved(self, wanted: Iterable[tuple[FlatSequence, int]]) -> int:
+        """Return the blocks' worth of what sequences lack for so many tokens each."""
+        return sum(
+            max(0, self._blocks_for(num_tokens) - self._blocks_held(sequence))
+            for sequence, num_tokens in wanted
+        )
+
+    def admits(
+        self,
+        hit: NoHit,
+        num_tokens: int,
+        wanted: Iterable[tuple[FlatSequence, int]],
+        watermark: float,
+    ) -> bool:
+        """Return whether the budget holds for one more sequence."""
+        needed = self._blocks_for(num_tokens) + self.num_reserved(wanted)
+        return needed + int(watermark * self.max_usable_blocks) <= self.num_available
 
     def open(
         self,
@@ -176,10 +201,14 @@ class FlatCoordinator:
         Raises:
             CacheExhaustedError: It does not.
         """
-        needed = self.blocks_for(sequence.cursor + n) - self.blocks_held(sequence)
+        needed = self._blocks_for(sequence.cursor + n) - self._blocks_held(sequence)
         if needed > self.num_available:
             raise CacheExhaustedError(needed, self.num_available)
         sequence.cursor += n
+
+    def reserve_restore(self, sequence: FlatSequence, n: int) -> None:
+        """Do as `reserve`: nothing of it is ever asked for."""
+        self.reserve(sequence, n)
 
     def record(self, sequence: FlatSequence, tokens: Sequence[int]) -> None:
         """Do nothing: no block is named after its tokens."""

@@ -1,15 +1,18 @@
-"""One group at run time: its allocator, and when its pool grows."""
+"""One group at run time: its allocator, when its pool grows, and what a prefix needs of it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
+from ..contract.layer_spec import AttentionSpec, SlidingWindow
 from ..errors import CacheExhaustedError, MemoryBudgetError
+from ..ids import BlockId
 from ..log import get_logger
 from .block import Block
 from .block_allocator import BlockAllocator
 from .block_identity import PrefixChain
+from .block_table import blocks_for
 from .memory import grown_size
 from .stats import GroupStats
 
@@ -23,13 +26,33 @@ class GroupManager:
     Attributes:
         index: The group's index in the layout.
         allocator: Its blocks.
+        spec: What its layers keep; None for a layout of recurrent layers alone.
         growths: Times that the pool grew.
         growth_refusals: Times that memory did not allow it.
     """
 
-    def __init__(self, index: int, allocator: BlockAllocator, grow: GrowPool | None) -> None:
+    def __init__(
+        self,
+        index: int,
+        allocator: BlockAllocator,
+        grow: GrowPool | None,
+        spec: AttentionSpec | None = None,
+        max_resident: int | None = None,
+    ) -> None:
+        """Make a manager.
+
+        Args:
+            index: The group's index in the layout.
+            allocator: Its blocks.
+            grow: Enlarges its pool; None for a pool of fixed size.
+            spec: What its layers keep.
+            max_resident: Blocks of a sequence, however long, that its window and the tokens
+                in flight take; None where every block stays.
+        """
         self.index = index
         self.allocator = allocator
+        self.spec = spec
+        self._max_resident = max_resident
         self.growths = 0
         self.growth_refusals = 0
         self._grow_pool = grow
@@ -54,6 +77,45 @@ class GroupManager:
         allocator = self.allocator
         size = allocator.num_blocks if self._grow_pool is None else allocator.max_num_blocks
         return size - 1
+
+    @property
+    def is_window(self) -> bool:
+        """Whether its layers see a window only."""
+        return isinstance(self.spec, SlidingWindow)
+
+    @property
+    def max_tokens(self) -> int | None:
+        """The longest sequence that its pool holds; None if there is no bound."""
+        if self._max_resident is not None and self.max_usable_blocks >= self._max_resident:
+            return None
+        return self.max_usable_blocks * self.allocator.block_size
+
+    def num_resident(self, num_tokens: int) -> int:
+        """Return how many blocks a sequence of `num_tokens` holds at most."""
+        num_blocks = blocks_for(num_tokens, self.allocator.block_size)
+        return num_blocks if self._max_resident is None else min(num_blocks, self._max_resident)
+
+    def real_blocks(self, blocks: Sequence[Block]) -> list[Block]:
+        """Return the blocks without the null block."""
+        return [block for block in blocks if block is not self.allocator.null]
+
+    def num_missing(self, hit: Sequence[Block], num_tokens: int) -> int:
+        """Return the blocks that a sequence of `num_tokens` needs beside those of its hit."""
+        return max(0, self.num_resident(num_tokens) - len(self.real_blocks(hit)))
+
+    def available_beside(self, hit: Sequence[Block]) -> int:
+        """Return what `num_available` will be once a hit is attached.
+
+        The hit's own cached blocks are evictable until then, but nobody can have them twice.
+        """
+        cached = sum(block.ref_count == 0 for block in self.real_blocks(hit))
+        return self.num_available - cached
+
+    def first_needed(self, num_tokens: int) -> int:
+        """Return the first block that a token behind `num_tokens` others still sees."""
+        if self.spec is None:
+            return 0
+        return self.spec.first_visible(num_tokens) // self.allocator.block_size
 
     def make_room(self, num_blocks: int) -> None:
         """See to it that `allocator.allocate(num_blocks)` succeeds.
@@ -99,18 +161,46 @@ class GroupManager:
         self._last_refused = True
 
     def find_prefix(self, chain: PrefixChain, max_blocks: int) -> list[Block]:
-        """Return the published blocks of `chain` from its head to the first hole.
+        """Return the blocks of the longest prefix that can be gone on from, at most so long.
 
-        Changes nothing and takes no reference.
+        Where a window has moved on, the prefix ends at the deepest boundary whose window is
+        held as a whole, and the blocks before it are the null block. Changes nothing and
+        takes no reference.
         """
+        return (self._find_window if self.is_window else self._find_chain)(chain, max_blocks)
+
+    def _lookup(self, chain: PrefixChain, index: int) -> Block | None:
+        return self.allocator.lookup(chain.hashes[index], chain.identities[index])
+
+    def _find_chain(self, chain: PrefixChain, max_blocks: int) -> list[Block]:
         found: list[Block] = []
-        for block_hash, identity in zip(
-            chain.hashes[:max_blocks], chain.identities[:max_blocks], strict=True
-        ):
-            block = self.allocator.lookup(block_hash, identity)
+        for index in range(max_blocks):
+            block = self._lookup(chain, index)
             if block is None:
                 break
             found.append(block)
+        return found
+
+    def _find_window(self, chain: PrefixChain, max_blocks: int) -> list[Block]:
+        size, boundary, found = self.allocator.block_size, max_blocks, list[Block]()
+        for index in range(max_blocks - 1, -1, -1):
+            block = self._lookup(chain, index)
+            if block is None:
+                boundary, found = index, []
+                continue
+            found.append(block)
+            if index <= self.first_needed(boundary * size):
+                return [self.allocator.null] * index + found[::-1]
+        return []
+
+    def find_blocks(self, chain: PrefixChain, first: int, count: int) -> list[BlockId]:
+        """Return the ids of published blocks `[first, first + count)`, up to the first hole."""
+        found: list[BlockId] = []
+        for index in range(first, min(first + count, len(chain.hashes))):
+            block = self._lookup(chain, index)
+            if block is None:
+                break
+            found.append(block.id)
         return found
 
     def publish(self, block: Block, chain: PrefixChain, index: int) -> bool:
@@ -118,8 +208,11 @@ class GroupManager:
 
         Returns:
             Whether the prefix table now has the block's content, be it in another block (two
-            sequences computed the same); False if another content has its hash.
+            sequences computed the same), or the window has moved past it; False if another
+            content has its hash.
         """
+        if block is self.allocator.null:
+            return True
         identity, block_hash = chain.identities[index], chain.hashes[index]
         allocator = self.allocator
         return (

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import mlx.core as mx
 import numpy as np
 
-from ..contract.cache_spec import FullAttention
+from ..contract.layer_spec import AttentionSpec
 from ..metal.attention import gather_pages, scatter_tokens
 
 
@@ -26,7 +26,7 @@ class LayerPool:
 
     def __init__(
         self,
-        spec: FullAttention,
+        spec: AttentionSpec,
         num_layers: int,
         num_blocks: int,
         block_size: int,

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
+from collections.abc import Sequence
 
 import attrs
 
 from ..contract.cache_spec import CacheLayout
+from ..contract.layer_spec import AttentionSpec, SlidingWindow
 from ..errors import CacheMisuseError, MemoryBudgetError
 from .block_table import blocks_for
 
@@ -14,6 +17,8 @@ MIB = 1 << 20
 DEFAULT_POOL_BYTES = 2048 * MIB
 MIN_BLOCKS = 2
 """The null block and one to use."""
+KEPT_WINDOWS = 4
+"""Windows beside its own that a sequence can make use of: boundaries that it has passed."""
 
 
 def _floor_mib(num_bytes: int) -> int:
@@ -103,26 +108,108 @@ def grown_size(current: int, needed: int, maximum: int) -> int:
     return min(maximum, max(2 * current, current + needed))
 
 
+def resident_blocks(
+    spec: AttentionSpec | None, block_size: int, max_in_flight: int
+) -> int | None:
+    """Return the blocks that one sequence holds at most; None if that grows with its length.
+
+    A window, the tokens that steps compute at once, and one block since neither begins at
+    a block's first token.
+
+    Args:
+        spec: What the group's layers keep.
+        block_size: Tokens of a block.
+        max_in_flight: Tokens of the sequence that steps compute at once, at most.
+    """
+    if not isinstance(spec, SlidingWindow):
+        return None
+    return blocks_for(spec.window - 1 + max_in_flight, block_size) + 1
+
+
 @attrs.frozen
-class PoolPlan:
-    """The sizes of a model's pools, the same number of blocks in every group.
+class GroupPlan:
+    """The size of one group's pool.
 
     Attributes:
         initial_blocks: Blocks at load, the null block included.
         max_blocks: Blocks that growth may reach.
-        effective_window_tokens: The longest sequence that the largest pool holds.
-        state_bytes: What the recurrent states of all running sequences take beside the pools.
     """
 
     initial_blocks: int
     max_blocks: int
+
+
+@attrs.frozen
+class PoolPlan:
+    """The sizes of a model's pools.
+
+    Attributes:
+        groups: One a group; one for a layout without a group.
+        effective_window_tokens: The longest sequence that the largest pools hold.
+        state_bytes: What the recurrent states of all running sequences take beside the pools.
+        primary: The layout's primary group.
+    """
+
+    groups: tuple[GroupPlan, ...] = attrs.field(converter=tuple)
     effective_window_tokens: int
     state_bytes: int = 0
+    primary: int = 0
+
+    @property
+    def initial_blocks(self) -> int:
+        """Blocks of the primary group at load, the null block included."""
+        return self.groups[self.primary].initial_blocks
+
+    @property
+    def max_blocks(self) -> int:
+        """Blocks that the primary group's growth may reach."""
+        return self.groups[self.primary].max_blocks
 
     @property
     def dynamic(self) -> bool:
         """Whether the pools grow on demand."""
-        return self.initial_blocks < self.max_blocks
+        return any(group.initial_blocks < group.max_blocks for group in self.groups)
+
+
+@attrs.frozen
+class _Demand:
+    """How many blocks a group can make use of.
+
+    Attributes:
+        block_bytes: Of one block.
+        floor: Less is of no use to anybody.
+        minimum: One sequence of the model's full context, and a block for each other one.
+        useful: More than sequences can fill is not made.
+        resident: Blocks that one sequence holds at most; None if that grows with its length.
+    """
+
+    block_bytes: int
+    floor: int
+    minimum: int
+    useful: int
+    resident: int | None
+
+    @classmethod
+    def of(
+        cls,
+        spec: AttentionSpec,
+        block_bytes: int,
+        *,
+        block_size: int,
+        context_blocks: int,
+        max_num_seqs: int,
+        max_in_flight: int,
+    ) -> _Demand:
+        """Return the demand of a group."""
+        resident = resident_blocks(spec, block_size, max_in_flight)
+        everything = 1 + max_num_seqs * context_blocks
+        if not isinstance(spec, SlidingWindow) or resident is None:
+            minimum = context_blocks + max_num_seqs
+            return cls(block_bytes, MIN_BLOCKS, minimum, everything, None)
+        one = min(resident, context_blocks)
+        kept = KEPT_WINDOWS * blocks_for(spec.window, block_size)
+        useful = min(everything, 1 + max_num_seqs * (one + kept))
+        return cls(block_bytes, 1 + one, one + max_num_seqs, useful, resident)
 
 
 def plan_pools(
@@ -132,43 +219,99 @@ def plan_pools(
     itemsize: int,
     max_context_tokens: int,
     max_num_seqs: int,
+    max_in_flight: int = 1,
     max_bytes: int | None = None,
     initial_bytes: int | None = None,
     available_bytes: int | None = None,
 ) -> PoolPlan:
     """Return how many blocks every group of `layout` gets.
 
+    The budget is one for all groups. First each gets the least that is of use, then what one
+    sequence of the longest context takes and a block for each other one, then what sequences
+    can fill; what does not suffice for the next step is spread over it evenly.
+
     Args:
-        layout: Its groups are all full attention, so each needs the same blocks a token. If
-            it has none, blocks cost nothing and there are as many as sequences can fill.
+        layout: If it has no group, blocks cost nothing and there are as many as sequences
+            can fill.
         block_size: Tokens of a block.
         itemsize: Bytes of an element.
         max_context_tokens: The longest sequence that the model takes.
         max_num_seqs: Sequences that run at once; more blocks than they can fill are not made.
-        max_bytes: Most that all pools may take; None means 2048 MiB.
+        max_in_flight: Tokens of one sequence that steps compute at once, at most.
+        max_bytes: Most that all pools may take; None means 2048 MiB, or with windows what one
+            sequence of the longest context takes if that is more.
         initial_bytes: What they take at load; None means the most.
         available_bytes: What the device has left for pools and recurrent states; None means
             that it is not known.
 
     Raises:
-        MemoryBudgetError: There is no room for one block beside the null block, or none for
-            the states of `max_num_seqs` sequences.
+        MemoryBudgetError: There is no room for one block beside the null block and a whole
+            window where there is one, or none for the states of `max_num_seqs` sequences.
     """
     state_bytes = max_num_seqs * layout.state_bytes(itemsize)
     if available_bytes is not None:
         available_bytes = _beside_states(available_bytes, state_bytes, max_num_seqs)
-    block_bytes = sum(
-        layout.block_bytes(group, block_size, itemsize) for group in range(len(layout.groups))
-    )
-    max_bytes = DEFAULT_POOL_BYTES if max_bytes is None else max_bytes
+    context_blocks = blocks_for(max_context_tokens, block_size)
+    if not layout.groups:
+        useful = 1 + max_num_seqs * context_blocks
+        return PoolPlan([GroupPlan(useful, useful)], max_context_tokens, state_bytes)
+    demands = [
+        _Demand.of(
+            spec,
+            layout.block_bytes(group, block_size, itemsize),
+            block_size=block_size,
+            context_blocks=context_blocks,
+            max_num_seqs=max_num_seqs,
+            max_in_flight=max_in_flight,
+        )
+        for group, spec in enumerate(layout.groups)
+    ]
+    if max_bytes is None:
+        max_bytes = _automatic_bytes(demands)
     max_bytes = max_bytes if available_bytes is None else min(max_bytes, available_bytes)
-    useful = 1 + max_num_seqs * blocks_for(max_context_tokens, block_size)
-    max_blocks = min(_blocks_in(max_bytes, block_bytes), useful) if block_bytes else useful
-    initial = max_blocks
-    if initial_bytes is not None and block_bytes:
-        initial = min(_blocks_in(initial_bytes, block_bytes), max_blocks)
-    window = min(max_context_tokens, (max_blocks - 1) * block_size)
-    return PoolPlan(initial, max_blocks, window, state_bytes)
+    largest = _divide(max_bytes, demands)
+    initial = largest if initial_bytes is None else _divide(initial_bytes, demands)
+    groups = [GroupPlan(min(a, b), b) for a, b in zip(initial, largest, strict=True)]
+    bounds = [
+        (size - 1) * block_size
+        for size, demand in zip(largest, demands, strict=True)
+        if demand.resident is None or size - 1 < demand.resident
+    ]
+    window = min([max_context_tokens, *bounds])
+    return PoolPlan(groups, window, state_bytes, layout.primary)
+
+
+def _automatic_bytes(demands: Sequence[_Demand]) -> int:
+    windows = any(demand.resident is not None for demand in demands)
+    least = sum(demand.minimum * demand.block_bytes for demand in demands)
+    return max(DEFAULT_POOL_BYTES, least) if windows else DEFAULT_POOL_BYTES
+
+
+def _divide(num_bytes: int, demands: Sequence[_Demand]) -> list[int]:
+    """Return each group's blocks for a budget of all groups."""
+    levels = [
+        [demand.floor for demand in demands],
+        [max(demand.floor, demand.minimum) for demand in demands],
+        [max(demand.floor, demand.minimum, demand.useful) for demand in demands],
+    ]
+    costs = [
+        sum(n * demand.block_bytes for n, demand in zip(level, demands, strict=True))
+        for level in levels
+    ]
+    if num_bytes < costs[0]:
+        raise MemoryBudgetError(
+            f"the cache needs at least {_ceil_mib(costs[0])} MiB (one block and the null "
+            f"block, and a whole window where there is one), {_floor_mib(num_bytes)} MiB are "
+            "allowed"
+        )
+    for (low, high), (less, more) in zip(
+        itertools.pairwise(levels), itertools.pairwise(costs), strict=True
+    ):
+        if num_bytes < more:
+            share = num_bytes - less
+            steps = zip(low, high, strict=True)
+            return [a + (b - a) * share // (more - less) for a, b in steps]
+    return levels[-1]
 
 
 def _beside_states(available_bytes: int, state_bytes: int, max_num_seqs: int) -> int:
@@ -178,13 +321,3 @@ def _beside_states(available_bytes: int, state_bytes: int, max_num_seqs: int) ->
             f"MiB, {_floor_mib(available_bytes)} MiB are left: lower max_num_seqs"
         )
     return available_bytes - state_bytes
-
-
-def _blocks_in(num_bytes: int, block_bytes: int) -> int:
-    blocks = num_bytes // block_bytes
-    if blocks < MIN_BLOCKS:
-        raise MemoryBudgetError(
-            f"the cache needs at least {_ceil_mib(MIN_BLOCKS * block_bytes)} MiB (one block "
-            f"and the null block), {_floor_mib(num_bytes)} MiB are allowed"
-        )
-    return blocks

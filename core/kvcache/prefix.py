@@ -22,11 +22,13 @@ class PrefixHit:
 
     Attributes:
         length: Tokens, a multiple of the block size and less than the sequence has.
-        blocks: Per group its blocks, first block first. No reference is held.
+        blocks: Per group its blocks, first block first; the null block where a window has
+            moved on. No reference is held.
         awaited: Tokens, at least `length`: so much will be held once the live sequences that
             are computing those blocks have published them.
         state: State of recurrent layers behind it; None without such layers.
-        unbacked: Tokens behind it whose blocks are held, but not the state at their end.
+        unbacked: Tokens behind it whose blocks are held, but not the state or the window at
+            their end.
     """
 
     length: int
@@ -69,10 +71,12 @@ def find_longest_prefix(
 ) -> tuple[list[Block], ...]:
     """Return, per group, the blocks of the longest prefix that every group still holds.
 
-    Changes nothing and takes no reference. All groups are asked for the longest prefix that
-    they hold up to a limit; where they differ, the shortest answer is the next limit, and all
-    are asked once more. Every round but the last lowers it by at least one block, so there
-    are finitely many.
+    A prefix is published in all groups at once, so its boundary is valid where each group has
+    what it needs to go on from there. Changes nothing and takes no reference.
+
+    All groups are asked for the longest prefix that they hold up to a limit; where they
+    differ, the shortest answer is the next limit, and all are asked once more. Every round
+    but the last lowers it by at least one block, so there are finitely many.
 
     Args:
         groups: All groups.

@@ -11,6 +11,7 @@ import attrs
 
 from ..errors import CacheMisuseError
 from ..ids import SaltDomain, SequenceId
+from .block import Block
 from .block_identity import ExtraKeys, PrefixChain
 from .block_table import BlockTable
 from .state_keeper import KeptState
@@ -53,6 +54,7 @@ class Sequence:
         chain: Identities and hashes of its full blocks.
         tables: One a group.
         num_prompt_blocks: Full blocks of the tokens that it was opened with.
+        prompt_boundary: Full blocks before the last one of these tokens.
         num_hit_tokens: Positions that it took over from the prefix table.
         cursor: Positions handed to steps; the next reservation begins here.
         frontier: Positions committed.
@@ -63,6 +65,7 @@ class Sequence:
             from; the lane takes it.
         latched: Its prefix has no such state: nothing of it may be used or published.
         reached: The newest state at a boundary that it has computed, published at its end.
+        spare: Per group, blocks held for a window that is being restored.
         status: Where it is in its life; only `move` changes it.
     """
 
@@ -71,6 +74,7 @@ class Sequence:
     chain: PrefixChain
     tables: tuple[BlockTable, ...]
     num_prompt_blocks: int
+    prompt_boundary: int = 0
     num_hit_tokens: int = 0
     cursor: int = 0
     frontier: int = 0
@@ -79,6 +83,7 @@ class Sequence:
     state: Any = None
     latched: bool = False
     reached: KeptState | None = None
+    spare: tuple[list[Block], ...] = ()
     status: SequenceStatus = SequenceStatus.NEW
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 from ..ids import SaltDomain, SequenceId
@@ -45,16 +45,26 @@ class CachePort(Protocol):
         """Rises whenever what somebody awaits may have been published or given up."""
         ...
 
-    def blocks_for(self, num_tokens: int) -> int:
-        """Return the blocks that `num_tokens` take."""
+    @property
+    def max_tokens(self) -> int:
+        """The longest sequence that it can hold, growth included."""
         ...
 
-    def blocks_held(self, sequence: Any) -> int:
-        """Return the blocks that a sequence holds."""
+    def num_reserved(self, wanted: Iterable[tuple[Any, int]]) -> int:
+        """Return the blocks that sequences lack for so many tokens each."""
         ...
 
-    def available_beside(self, hit: Any) -> int:
-        """Return what `num_available` will be once the hit is attached."""
+    def admits(
+        self, hit: Any, num_tokens: int, wanted: Iterable[tuple[Any, int]], watermark: float
+    ) -> bool:
+        """Return whether there is room for one more sequence.
+
+        Args:
+            hit: What the sequence would begin with.
+            num_tokens: Tokens that it must have room for, the hit included.
+            wanted: Others that come first, and the tokens that each must have room for.
+            watermark: Share of all blocks that is to stay available.
+        """
         ...
 
     def open(
@@ -94,6 +104,14 @@ class CachePort(Protocol):
 
     def reserve(self, sequence: Any, n: int) -> None:
         """Find room for `n` more positions and move the cursor, or raise and change nothing.
+
+        Raises:
+            CacheExhaustedError: No room.
+        """
+        ...
+
+    def reserve_restore(self, sequence: Any, n: int) -> None:
+        """Find room for what a restore brings, or raise and change nothing.
 
         Raises:
             CacheExhaustedError: No room.

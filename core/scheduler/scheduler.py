@@ -10,6 +10,7 @@ from __future__ import annotations
 import bisect
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
 import attrs
 
@@ -83,10 +84,9 @@ class Scheduler:
         Raises:
             ContextLengthExceededError: The prompt alone does not fit.
         """
-        cache_tokens = self._cache.max_usable_blocks * self._block_size
         bound, what = min(
             (self._max_context, "the model's context"),
-            (cache_tokens, f"the cache ({self._cache.max_usable_blocks} blocks)"),
+            (self._cache.max_tokens, f"the cache ({self._cache.max_usable_blocks} blocks)"),
         )
         if turn.num_prompt_tokens > bound:
             raise ContextLengthExceededError(turn.num_prompt_tokens, bound, what)
@@ -260,8 +260,8 @@ class Scheduler:
             self._deferred[turn.id] = self._cache.num_publications
             self.counters.admission_deferred_prefix += 1
             return True
-        needed = self._new_blocks(turn, hit.length) + self._reserved_blocks()
-        if needed + self._watermark() > self._cache.available_beside(hit):
+        room = self._needed_tokens(turn, hit.length)
+        if not self._cache.admits(hit, room, self._reservations(), self._watermark()):
             self.counters.admission_deferred_blocks += 1
             return False
         if turn.cached_tokens is None:
@@ -305,7 +305,7 @@ class Scheduler:
         """Reserve what will be restored and leave the rest to the disk; False without room."""
         assert self._cold is not None
         try:
-            self._cache.reserve(turn.sequence, num_tokens)
+            self._cache.reserve_restore(turn.sequence, num_tokens)
         except CacheExhaustedError:
             self._cold.cancel(turn)
             return False
@@ -349,27 +349,23 @@ class Scheduler:
     def _plan_admitted(self, turn: Turn, attempt: Attempt) -> None:
         (self._plan_decode if turn.wants_decode else self._plan_prefill)(turn, attempt)
 
-    def _new_blocks(self, turn: Turn, hit_length: int) -> int:
-        """Return the blocks that a turn has to be given before it may start."""
+    def _needed_tokens(self, turn: Turn, hit_length: int) -> int:
+        """Return the tokens that a turn must have room for before it may start."""
         end = len(turn.tokens)
-        if not self._settings.reserve_full_prompt:
-            end = min(end, hit_length + self._settings.max_batched_tokens)
-        return self._cache.blocks_for(end) - self._cache.blocks_for(hit_length)
+        if self._settings.reserve_full_prompt:
+            return end
+        return min(end, hit_length + self._settings.max_batched_tokens)
 
-    def _reserved_blocks(self) -> int:
-        """Return the blocks that running turns still need for their known tokens."""
+    def _reservations(self) -> list[tuple[Any, int]]:
+        """Return the sequences that may still take blocks, and their known tokens."""
         if not self._settings.reserve_full_prompt:
-            return 0
-        return sum(
-            max(0, self._cache.blocks_for(len(t.tokens)) - self._cache.blocks_held(t.sequence))
-            for t in (*self._running, *self._restoring)
-        )
+            return []
+        return [(t.sequence, len(t.tokens)) for t in (*self._running, *self._restoring)]
 
-    def _watermark(self) -> int:
-        """Return the blocks kept free while others run; nothing is kept from a lone turn."""
-        if not self._running and not self._restoring:
-            return 0
-        return int(self._settings.watermark_fraction * self._cache.max_usable_blocks)
+    def _watermark(self) -> float:
+        """Return the share kept free while others run; nothing is kept from a lone turn."""
+        alone = not self._running and not self._restoring
+        return 0.0 if alone else self._settings.watermark_fraction
 
     # -- committing ------------------------------------------------------------------------
 
@@ -418,6 +414,6 @@ class Scheduler:
             waiting=len(self._waiting),
             block_capacity=self._cache.max_usable_blocks,
             block_available=self._cache.num_available,
-            block_watermark=self._watermark(),
-            reserved_blocks=self._reserved_blocks(),
+            block_watermark=int(self._watermark() * self._cache.max_usable_blocks),
+            reserved_blocks=self._cache.num_reserved(self._reservations()),
         )

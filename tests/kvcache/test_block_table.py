@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from neve.ids import BlockId
+from neve.ids import NULL_BLOCK, BlockId
 from neve.kvcache.block import Block
 from neve.kvcache.block_table import BlockTable, blocks_for
 
@@ -21,7 +21,7 @@ def test_blocks_for_rounds_up(tokens: int, blocks: int) -> None:
 
 def test_missing_blocks() -> None:
     """KV-1: a table lacks what its positions need beyond what it has, never less than none."""
-    table = BlockTable(4)
+    table = BlockTable(4, Block(NULL_BLOCK))
     table.extend(make_blocks([5, 3]))
 
     assert [table.num_missing(n) for n in (0, 8, 9, 13)] == [0, 0, 1, 2]
@@ -30,7 +30,7 @@ def test_missing_blocks() -> None:
 
 def test_the_mirror_is_told_only_what_is_new() -> None:
     """PK-2: each block goes to the device once."""
-    table = BlockTable(4)
+    table = BlockTable(4, Block(NULL_BLOCK))
     table.extend(make_blocks([5, 3]))
 
     assert table.take_unsynced() == [(0, 5), (1, 3)]
@@ -42,7 +42,7 @@ def test_the_mirror_is_told_only_what_is_new() -> None:
 
 def test_taking_all_empties_the_table() -> None:
     """KV-2: who gives its blocks back names them no more."""
-    table = BlockTable(4)
+    table = BlockTable(4, Block(NULL_BLOCK))
     table.extend(make_blocks([5, 3]))
     table.take_unsynced()
 

@@ -281,7 +281,7 @@ def test_blocks_are_reserved_as_the_cursor_needs_them(
     held: list[int] = []
     for n in (3, 1, 1, 0, 4):
         coordinator.reserve(sequence, n)
-        held.append(coordinator.blocks_held(sequence))
+        held.append(sequence.tables[0].num_held)
 
     assert held == [1, 1, 2, 2, 3]
     assert sequence.cursor == 9
@@ -366,11 +366,13 @@ def test_admission_does_not_count_a_block_twice(
     sequence = coordinator.open(SequenceId(2), range(9))
     hit = coordinator.match_prefix(sequence)
 
-    assert (coordinator.num_available, coordinator.available_beside(hit)) == (5, 3)
+    (group,) = coordinator.groups
+
+    assert (group.num_available, group.available_beside(hit.blocks[0])) == (5, 3)
     coordinator.attach(sequence, hit)
     assert coordinator.num_available == 3
     live_hit = match(coordinator, 3, range(9))
-    assert coordinator.available_beside(live_hit) == 3
+    assert group.available_beside(live_hit.blocks[0]) == 3
 
 
 # -- publication and release -------------------------------------------------------------

@@ -92,9 +92,10 @@ class CoordinatorMachine(RuleBasedStateMachine):
 
         assert hit.length == self.longest_hit(real, limit)
         assert hit.awaited == self.longest_claim(model, hit.length, limit)
-        beside = self.real.available_beside(hit)
+        groups = self.real.groups
+        beside = [g.available_beside(b) for g, b in zip(groups, hit.blocks, strict=True)]
         self.real.attach(real, hit)
-        assert self.real.num_available == beside
+        assert [group.num_available for group in groups] == beside
         for end in range(hit.length + SIZE, len(tokens) + 1, SIZE):
             self.claims.setdefault(model.content(end), model)
         self.live.append(model)

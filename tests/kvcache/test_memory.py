@@ -15,7 +15,14 @@ from neve.contract.cache_spec import (
     uniform_layout,
 )
 from neve.errors import CacheMisuseError, MemoryBudgetError
-from neve.kvcache.memory import MIB, MemoryCoordinator, PoolPlan, grown_size, plan_pools
+from neve.kvcache.memory import (
+    MIB,
+    GroupPlan,
+    MemoryCoordinator,
+    PoolPlan,
+    grown_size,
+    plan_pools,
+)
 
 QWEN3_06B = uniform_layout(FullAttention(8, 128), 28)
 BLOCK_BYTES = 1_835_008  # of 16 tokens in 2-byte elements
@@ -127,7 +134,7 @@ def test_an_initial_size_makes_the_pools_dynamic() -> None:
     """KV-6: the initial size counts in bytes, the window comes from the maximum."""
     plan = make_plan(max_bytes=100 * BLOCK_BYTES, initial_bytes=10 * BLOCK_BYTES + 1)
 
-    assert plan == PoolPlan(10, 100, 99 * 16)
+    assert plan == PoolPlan([GroupPlan(10, 100)], 99 * 16)
     assert plan.dynamic
 
 
@@ -206,4 +213,4 @@ def test_without_attention_blocks_cost_nothing() -> None:
         layout=layer_routes([STATE]), max_context_tokens=100, max_bytes=1, initial_bytes=1
     )
 
-    assert plan == PoolPlan(1 + 8 * 7, 1 + 8 * 7, 100, 8 * STATE_BYTES)
+    assert plan == PoolPlan([GroupPlan(1 + 8 * 7, 1 + 8 * 7)], 100, 8 * STATE_BYTES)

@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from neve.errors import CacheMisuseError
-from neve.ids import SequenceId
+from neve.ids import NULL_BLOCK, SequenceId
+from neve.kvcache.block import Block
 from neve.kvcache.block_identity import PrefixChain
 from neve.kvcache.block_table import BlockTable
 from neve.kvcache.sequence import MOVES, Sequence, SequenceStatus
@@ -17,7 +18,7 @@ def make_sequence(num_tokens: int = 8, block_size: int = 4) -> Sequence:
         id=SequenceId(7),
         tokens=list(range(num_tokens)),
         chain=PrefixChain(block_size),
-        tables=(BlockTable(block_size),),
+        tables=(BlockTable(block_size, Block(NULL_BLOCK)),),
         num_prompt_blocks=num_tokens // block_size,
     )
 

@@ -1,0 +1,42 @@
+"""Whether there are blocks for one more sequence, in every group."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from . import sequence as cache_sequence
+from .group_manager import GroupManager
+from .prefix import PrefixHit
+
+
+def num_lacking(
+    group: GroupManager, wanted: Iterable[tuple[cache_sequence.Sequence, int]]
+) -> int:
+    """Return the blocks of a group that sequences lack for so many tokens each."""
+    return sum(
+        max(0, group.num_resident(num_tokens) - sequence.tables[group.index].num_held)
+        for sequence, num_tokens in wanted
+    )
+
+
+def admits(
+    groups: Sequence[GroupManager],
+    hit: PrefixHit,
+    num_tokens: int,
+    wanted: Sequence[tuple[cache_sequence.Sequence, int]],
+    watermark: float,
+) -> bool:
+    """Return whether every group has the blocks that one more sequence needs.
+
+    Args:
+        groups: All groups.
+        hit: What the sequence would begin with.
+        num_tokens: Tokens that it must have room for, the hit included.
+        wanted: Others that come first, and the tokens that each must have room for.
+        watermark: Share of all blocks that is to stay available.
+    """
+    return all(
+        group.num_missing(blocks, num_tokens) + num_lacking(group, wanted)
+        <= group.available_beside(blocks) - int(watermark * group.max_usable_blocks)
+        for group, blocks in zip(groups, hit.blocks, strict=True)
+    )
