@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import statistics
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
+import attrs
 import mlx.core as mx
 
 import neve
@@ -22,63 +22,108 @@ VOCABULARY = 1000
 SUFFIXES = (20, 60, 120, 200, 300, 450, 600, 700)
 
 
-@functools.cache
-def _ours(family: str) -> neve.Model:
-    return neve.load(CHECKPOINTS / family, dtype="float32", paged_cache_memory_mb=256)
-
-
-@functools.cache
-def _theirs(family: str) -> Any:
-    from mlx_lm.utils import load_model
-
-    model, _ = load_model(CHECKPOINTS / family)
-    model.set_dtype(mx.float32)
-    mx.eval(model.parameters())
-    return model
-
-
-def _ids(count: int, seed: int) -> list[int]:
+def ids_of(count: int, seed: int) -> list[int]:
+    """Return token ids below `VOCABULARY` that no two seeds share."""
     return [token % VOCABULARY for token in random_tokens(count, seed)]
 
 
-def _ours_at_once(family: str, prompts: list[list[int]], max_tokens: int) -> None:
-    handles = [
-        _ours(family).submit(ids, max_tokens=max_tokens, ignore_eos=True) for ids in prompts
-    ]
-    for handle in handles:
-        handle.result()
+@attrs.frozen(eq=False)
+class Pair:
+    """One checkpoint in both engines, in float32.
+
+    Attributes:
+        ours: The model here.
+        theirs: The module of mlx-lm.
+    """
+
+    ours: neve.Model
+    theirs: Any
+
+    @classmethod
+    def load(cls, path: Path, *, pool_mb: int = 256) -> Pair:
+        """Load `path` twice; the pools here take `pool_mb` MiB."""
+        from mlx_lm.utils import load_model
+
+        theirs, _ = load_model(path)
+        theirs.set_dtype(mx.float32)
+        mx.eval(theirs.parameters())
+        ours = neve.load(path, dtype="float32", paged_cache_memory_mb=pool_mb)
+        return cls(ours, theirs)
+
+    def ours_at_once(self, prompts: list[list[int]], max_tokens: int) -> None:
+        """Answer all prompts in one batch, here."""
+        handles = [
+            self.ours.submit(ids, max_tokens=max_tokens, ignore_eos=True) for ids in prompts
+        ]
+        for handle in handles:
+            handle.result()
+
+    def theirs_at_once(self, prompts: list[list[int]], max_tokens: int) -> None:
+        """Answer all prompts in one batch, there."""
+        from mlx_lm.generate import BatchGenerator
+
+        width = len(prompts)
+        generator = BatchGenerator(
+            self.theirs, completion_batch_size=width, prefill_batch_size=width
+        )
+        generator.insert(prompts, [max_tokens] * width)
+        finished = 0
+        while finished < width:
+            responses = generator.next_generated()
+            finished += sum(response.finish_reason is not None for response in responses)
+        generator.close()
+
+    def ours_one(self, ids: list[int], max_tokens: int) -> tuple[float, float]:
+        """Return seconds to the first token, and tokens a second after it, here."""
+        times = self.ours.generate(ids, max_tokens=max_tokens, ignore_eos=True).timings
+        rest = (times.total_ms - times.ttft_ms) / 1e3
+        return times.ttft_ms / 1e3, (max_tokens - 1) / rest if rest else 0.0
+
+    def theirs_one(self, ids: list[int], max_tokens: int) -> tuple[float, float]:
+        """Return the same two, there."""
+        from mlx_lm.generate import generate_step
+
+        start, stamps = time.perf_counter(), []
+        for _ in generate_step(mx.array(ids), self.theirs, max_tokens=max_tokens):
+            stamps.append(time.perf_counter())
+        rest = stamps[-1] - stamps[0]
+        return stamps[0] - start, (max_tokens - 1) / rest if rest else 0.0
 
 
-def _theirs_at_once(family: str, prompts: list[list[int]], max_tokens: int) -> None:
-    from mlx_lm.generate import BatchGenerator
+def ratios(name: str, pair: Pair, *, max_tokens: int = 48) -> list[Figure]:
+    """Return decode of one request, prefill of 512 tokens, and eight equal requests."""
 
-    width = len(prompts)
-    generator = BatchGenerator(
-        _theirs(family), completion_batch_size=width, prefill_batch_size=width
+    def equal(i: int) -> list[list[int]]:
+        return [ids_of(128, 1000 + 10 * i + j) for j in range(8)]
+
+    decode = interleaved(
+        [
+            lambda i: pair.ours_one(ids_of(64, i), max_tokens)[1],
+            lambda i: pair.theirs_one(ids_of(64, i), max_tokens)[1],
+        ],
+        5,
     )
-    generator.insert(prompts, [max_tokens] * width)
-    finished = 0
-    while finished < width:
-        responses = generator.next_generated()
-        finished += sum(response.finish_reason is not None for response in responses)
-    generator.close()
-
-
-def _theirs_one(family: str, ids: list[int], max_tokens: int) -> tuple[float, float]:
-    """Return seconds to the first token, and tokens a second after it."""
-    from mlx_lm.generate import generate_step
-
-    start, stamps = time.perf_counter(), []
-    for _ in generate_step(mx.array(ids), _theirs(family), max_tokens=max_tokens):
-        stamps.append(time.perf_counter())
-    rest = stamps[-1] - stamps[0]
-    return stamps[0] - start, (max_tokens - 1) / rest if rest else 0.0
-
-
-def _ours_one(family: str, ids: list[int], max_tokens: int) -> tuple[float, float]:
-    times = _ours(family).generate(ids, max_tokens=max_tokens, ignore_eos=True).timings
-    rest = (times.total_ms - times.ttft_ms) / 1e3
-    return times.ttft_ms / 1e3, (max_tokens - 1) / rest if rest else 0.0
+    prefill = interleaved(
+        [
+            lambda i: 512 / pair.ours_one(ids_of(512, 100 + i), 1)[0],
+            lambda i: 512 / pair.theirs_one(ids_of(512, 100 + i), 1)[0],
+        ],
+        5,
+    )
+    total = 8 * max_tokens
+    rows = interleaved(
+        [
+            lambda i: total / seconds(lambda: pair.ours_at_once(equal(i), max_tokens)),
+            lambda i: total / seconds(lambda: pair.theirs_at_once(equal(i), max_tokens)),
+        ],
+        3,
+    )
+    unit = "tokens/s"
+    return [
+        ratio(f"{name}: decode, one request", *decode, 1.0, unit),
+        ratio(f"{name}: prefill, 512 tokens", *prefill, 1.0, unit),
+        ratio(f"{name}: 8 equal requests", *rows, 1.0, unit),
+    ]
 
 
 def hybrids() -> list[Figure]:
@@ -104,47 +149,24 @@ def _linear() -> Figure:
 
 
 def _family(family: str) -> list[Figure]:
-    def equal(i: int) -> list[list[int]]:
-        return [_ids(128, 1000 + 10 * i + j) for j in range(8)]
+    pair = Pair.load(CHECKPOINTS / family)
 
     def mixed(i: int) -> list[list[int]]:
-        shared = _ids(512, 5000 + i)
-        return [shared + _ids(length, 6000 + 10 * i + length) for length in SUFFIXES]
+        shared = ids_of(512, 5000 + i)
+        return [shared + ids_of(length, 6000 + 10 * i + length) for length in SUFFIXES]
 
-    decode = interleaved(
-        [
-            lambda i: _ours_one(family, _ids(64, i), 48)[1],
-            lambda i: _theirs_one(family, _ids(64, i), 48)[1],
-        ],
-        5,
-    )
-    prefill = interleaved(
-        [
-            lambda i: 512 / _ours_one(family, _ids(512, 100 + i), 1)[0],
-            lambda i: 512 / _theirs_one(family, _ids(512, 100 + i), 1)[0],
-        ],
-        5,
-    )
-    rows = interleaved(
-        [
-            lambda i: 8 * 48 / seconds(lambda: _ours_at_once(family, equal(i), 48)),
-            lambda i: 8 * 48 / seconds(lambda: _theirs_at_once(family, equal(i), 48)),
-        ],
-        3,
-    )
+    figures = ratios(family, pair)
     behind = interleaved(
         [
-            lambda i: 8 * 32 / seconds(lambda: _ours_at_once(family, mixed(i), 32)),
-            lambda i: 8 * 32 / seconds(lambda: _theirs_at_once(family, mixed(i), 32)),
+            lambda i: 8 * 32 / seconds(lambda: pair.ours_at_once(mixed(i), 32)),
+            lambda i: 8 * 32 / seconds(lambda: pair.theirs_at_once(mixed(i), 32)),
         ],
         1,
     )
-    unit = "tokens/s"
+    pair.ours.close()
     return [
-        ratio(f"{family}: decode, one request", *decode, 1.0, unit),
-        ratio(f"{family}: prefill, 512 tokens", *prefill, 1.0, unit),
-        ratio(f"{family}: 8 equal requests", *rows, 1.0, unit),
-        ratio(f"{family}: 8 mixed requests, 512 shared", *behind, 2.0, unit),
+        *figures,
+        ratio(f"{family}: 8 mixed requests, 512 shared", *behind, 2.0, "tokens/s"),
         *_reuse(family),
     ]
 
@@ -155,7 +177,7 @@ def _reuse(family: str) -> list[Figure]:
     warm: list[float] = []
     restored: list[float] = []
     for i in range(3):
-        ids = _ids(2000, 900 + i)
+        ids = ids_of(2000, 900 + i)
         with tempfile.TemporaryDirectory() as folder:
             options: dict[str, Any] = {
                 "dtype": "float32",
@@ -165,15 +187,15 @@ def _reuse(family: str) -> list[Figure]:
             }
             with neve.load(CHECKPOINTS / family, **options) as model:
                 model.wait_identified()
-                model.generate(_ids(64, 1), max_tokens=2)
+                model.generate(ids_of(64, 1), max_tokens=2)
                 first = model.generate(ids, max_tokens=4, ignore_eos=True)
                 model.flush(60)
-                next_turn = [*ids, *first.tokens, *_ids(16, 800 + i)]
+                next_turn = [*ids, *first.tokens, *ids_of(16, 800 + i)]
                 cold.append(first.timings.ttft_ms)
                 warm.append(model.generate(next_turn, max_tokens=1).timings.ttft_ms)
             with neve.load(CHECKPOINTS / family, **options) as model:
                 model.wait_identified()
-                model.generate(_ids(64, 2), max_tokens=2)
+                model.generate(ids_of(64, 2), max_tokens=2)
                 restored.append(model.generate(next_turn, max_tokens=1).timings.ttft_ms)
     return [
         _sooner(f"{family}: next turn of 2,000 tokens", warm, cold, 10.0),

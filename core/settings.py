@@ -29,7 +29,8 @@ class CacheSettings:
     Attributes:
         use_block_paged_cache: None leaves the choice to the family (on for all of them).
         paged_block_size: Tokens of a block.
-        paged_cache_memory_mb: Most that the pools may take, in MiB; None means 2048.
+        paged_cache_memory_mb: Most that the pools may take, in MiB; None means 2048, or with
+            windows what one request of the longest context takes if that is more.
         paged_cache_initial_memory_mb: What they take at load, in MiB; None means all of it.
         state_checkpoint_memory_mb: States of recurrent layers that are kept for later turns may
             take so much, in MiB; 0 keeps a handful whatever they take; None means a

@@ -7,13 +7,33 @@ queries of a group are rows: the keys are read once instead of `G` times.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+
 import mlx.core as mx
 
 from . import dispatch
+from .fusion import fused
 
 QUERY_TILE = 256
 """Queries that attend at once on a CPU: bounds the score matrix, and lets a tile skip the
 keys after its last query."""
+
+
+def page_rows(tables: mx.array, heads: int) -> mx.array:
+    """Return where the pages of `tables [N, M]` lie among the rows of a pool, `[N, Hk, M]`.
+
+    A row is one key head's part of a page: a pool has `B * Hk` of them.
+    """
+    return tables[:, None, :] * heads + mx.arange(heads)[:, None]
+
+
+def gather_rows(pool: mx.array, rows: mx.array) -> mx.array:
+    """Return contiguous keys or values `[N, Hk, M * S, D]` for the `rows` of `page_rows`."""
+    *_, page_size, dims = pool.shape
+    num_rows, heads, num_pages = rows.shape
+    pages = mx.take(pool.reshape(-1, page_size * dims), rows, axis=0)
+    return pages.reshape(num_rows, heads, num_pages * page_size, dims)
 
 
 def gather_pages(pool: mx.array, tables: mx.array) -> mx.array:
@@ -26,10 +46,27 @@ def gather_pages(pool: mx.array, tables: mx.array) -> mx.array:
     Returns:
         `[N, Hk, M * S, D]`, contiguous: one copy, no transpose.
     """
-    num_rows, num_pages = tables.shape
-    _, heads, page_size, dims = pool.shape
-    pages = pool[tables[:, None, :], mx.arange(heads)[None, :, None]]
-    return pages.reshape(num_rows, heads, num_pages * page_size, dims)
+    return gather_rows(pool, page_rows(tables, pool.shape[1]))
+
+
+def token_rows(pages: mx.array, offsets: mx.array, heads: int, page_size: int) -> mx.array:
+    """Return where tokens lie among a pool's `B * Hk * S` places, `[T * Hk]`.
+
+    Args:
+        pages: Page of each token, `[T]` int32.
+        offsets: Place in it, `[T]` int32.
+        heads: Key heads.
+        page_size: `S`.
+    """
+    first = pages * (heads * page_size) + offsets
+    return (first[:, None] + mx.arange(0, heads * page_size, page_size)).reshape(-1)
+
+
+def scatter_rows(pool: mx.array, rows: mx.array, x: mx.array) -> None:
+    """Write `x [T, Hk, D]` to the `rows` of `token_rows`, in place; see `scatter_tokens`."""
+    flat = pool.reshape(-1, pool.shape[-1])
+    flat[rows] = x.reshape(-1, x.shape[-1]).astype(pool.dtype)
+    pool[:] = flat.reshape(pool.shape)
 
 
 def scatter_tokens(pool: mx.array, pages: mx.array, offsets: mx.array, x: mx.array) -> None:
@@ -37,7 +74,7 @@ def scatter_tokens(pool: mx.array, pages: mx.array, offsets: mx.array, x: mx.arr
 
     The pool's buffer is reused only while nobody else holds the array or a view of it.
     """
-    pool[pages, :, offsets] = x.astype(pool.dtype)
+    scatter_rows(pool, token_rows(pages, offsets, *pool.shape[1:3]), x)
 
 
 def _cap(scores: mx.array, softcap: float | None) -> mx.array:
@@ -63,6 +100,16 @@ def _attend(
     weights = mx.softmax(scores, axis=-1).astype(v.dtype)
     out = weights.reshape(num_rows, heads, group * length, -1) @ v
     return out.reshape(num_rows, heads, group, length, -1)
+
+
+@functools.cache
+def _shape(scale: float, softcap: float | None) -> Callable[[mx.array, mx.array], mx.array]:
+    """Return what makes float32 scores of products and a mask, in one operation."""
+
+    def shape(products: mx.array, mask: mx.array) -> mx.array:
+        return _cap(products.astype(mx.float32) * scale, softcap) + mask
+
+    return fused(shape)
 
 
 def _fused(device: mx.Device, softcap: float | None) -> bool:
@@ -99,8 +146,10 @@ def decode_attention(
         out = mx.fast.scaled_dot_product_attention(q[:, :, None], k, v, scale=scale, mask=bias)
         return out.reshape(num_rows, num_heads, -1)
     dispatch.record("decode_attention", "ops")
-    grouped = q.reshape(num_rows, heads, num_heads // heads, 1, dims)
-    return _attend(grouped, k, v, mask, scale, softcap).reshape(num_rows, num_heads, -1)
+    grouped = q.reshape(num_rows, heads, num_heads // heads, dims)
+    shaped = _shape(scale, softcap)(grouped @ k.swapaxes(-1, -2), mask.squeeze(1))
+    weights = mx.softmax(shaped, axis=-1).astype(v.dtype)
+    return (weights @ v).reshape(num_rows, num_heads, -1)
 
 
 def prefill_attention(

@@ -200,7 +200,9 @@ class PagedContext:
         """Attend the decode rows, bucket by bucket; `[N, Hq, Dv]` in the step's order."""
         parts: list[mx.array] = []
         for bucket, table in zip(step.wave.buckets, step.decode_tables, strict=True):
-            rows = q[bucket.rows]
+            # a single bucket has the decode rows in the step's order, and they come first
+            alone = step.wave.restore is None
+            rows = q[: self._num_decode] if alone else q[bucket.rows]
             keys, values = pool.gather(ordinal, table)
             parts.append(
                 decode_attention(rows, keys, values, bucket.mask, scale=scale, softcap=softcap)

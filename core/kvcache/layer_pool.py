@@ -9,7 +9,37 @@ import mlx.core as mx
 import numpy as np
 
 from ..contract.layer_spec import AttentionSpec
-from ..metal.attention import gather_pages, scatter_tokens
+from ..metal.attention import gather_rows, page_rows, scatter_rows, token_rows
+
+
+class _StepRows:
+    """Rows of the arrays that a step writes and reads, computed once for all layers.
+
+    The layers of a step bring the same index arrays, and the next step brings others.
+    """
+
+    def __init__(self, heads: int, block_size: int) -> None:
+        self._heads = heads
+        self._block_size = block_size
+        self._written: tuple[mx.array, mx.array, mx.array] | None = None
+        self._read: dict[int, tuple[mx.array, mx.array]] = {}
+
+    def rows_of_tokens(self, blocks: mx.array, offsets: mx.array) -> mx.array:
+        """Return the rows of tokens, `[T * Hk]`; new blocks begin a step."""
+        last = self._written
+        if last is None or last[0] is not blocks or last[1] is not offsets:
+            self._read.clear()
+            rows = token_rows(blocks, offsets, self._heads, self._block_size)
+            last = self._written = (blocks, offsets, rows)
+        return last[2]
+
+    def rows_of_pages(self, tables: mx.array) -> mx.array:
+        """Return the rows of pages, `[N, Hk, M]`."""
+        found = self._read.get(id(tables))
+        if found is None:
+            # the table is kept with its rows: its id must not become another array's
+            found = self._read[id(tables)] = (tables, page_rows(tables, self._heads))
+        return found[1]
 
 
 class LayerPool:
@@ -39,6 +69,7 @@ class LayerPool:
         self._plain_dtype = np.uint16 if dtype.size == 2 else np.uint32
         self._key_shape = (spec.kv_heads, block_size, spec.head_dim)
         self._value_shape = (spec.kv_heads, block_size, spec.value_dim)
+        self._step = _StepRows(spec.kv_heads, block_size)
         self.clear()
 
     def clear(self) -> None:
@@ -85,15 +116,14 @@ class LayerPool:
             blocks: Block of each token `[T]`, int32.
             offsets: Offset of each token in its block `[T]`, int32.
         """
-        scatter_tokens(self._keys[ordinal], blocks, offsets, k)
-        scatter_tokens(self._values[ordinal], blocks, offsets, v)
+        rows = self._step.rows_of_tokens(blocks, offsets)
+        scatter_rows(self._keys[ordinal], rows, k)
+        scatter_rows(self._values[ordinal], rows, v)
 
     def gather(self, ordinal: int, tables: mx.array) -> tuple[mx.array, mx.array]:
         """Return keys `[N, Hk, M*S, D]` and values of the blocks in `tables [N, M]`."""
-        return (
-            gather_pages(self._keys[ordinal], tables),
-            gather_pages(self._values[ordinal], tables),
-        )
+        rows = self._step.rows_of_pages(tables)
+        return gather_rows(self._keys[ordinal], rows), gather_rows(self._values[ordinal], rows)
 
     def read_blocks(self, block_ids: Sequence[int]) -> list[list[memoryview]]:
         """Return the bytes of blocks, in one evaluation: per block, keys and values by layer.

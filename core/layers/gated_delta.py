@@ -11,10 +11,10 @@ Source: Yang et al., "Gated Delta Networks: Improving Mamba2 with Delta Rule".
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 import mlx.core as mx
 
+from ..metal.fusion import fused
 from .decay import decay_between
 
 CHUNK = 64
@@ -78,9 +78,23 @@ def _gated_delta(
     return out.reshape(v.shape).astype(v.dtype), grouped.reshape(state.shape)
 
 
-@partial(mx.compile, shapeless=True)
+@fused
 def _updated(state: mx.array, g: mx.array, u: mx.array, k: mx.array) -> mx.array:
     return state * g + u * k
+
+
+@fused
+def _corrected(
+    recalled_k: mx.array,
+    recalled_q: mx.array,
+    v: mx.array,
+    g: mx.array,
+    beta: mx.array,
+    overlap: mx.array,
+) -> tuple[mx.array, mx.array]:
+    """Return the correction `u` and the output, from what the old state recalls."""
+    u = (v - recalled_k * g) * beta
+    return u, recalled_q * g + u * overlap
 
 
 def _step(inputs: Sequence[mx.array], state: mx.array) -> tuple[mx.array, mx.array]:
@@ -97,12 +111,18 @@ def _step(inputs: Sequence[mx.array], state: mx.array) -> tuple[mx.array, mx.arr
     """
     q, k, v, log_g, beta = inputs
     heads = state.shape[:3]
-    g, beta = mx.exp(log_g).reshape(*heads, 1, 1), beta.reshape(*heads, 1, 1)
+    g = mx.exp(log_g).reshape(*heads, 1, 1)
     pair = mx.concatenate([k, q], axis=1).transpose(0, 2, 3, 1)[:, :, None]
-    recalled = (state @ pair) * g
-    u = (v.reshape(*heads, -1, 1) - recalled[..., :1]) * beta
+    recalled_k, recalled_q = mx.split(state @ pair, 2, axis=-1)
     overlap = (k * q).sum(axis=-1).reshape(*heads[:2], 1, 1, 1)
-    out = recalled[..., 1:] + u * overlap
+    u, out = _corrected(
+        recalled_k,
+        recalled_q,
+        v.reshape(*heads, -1, 1),
+        g,
+        beta.reshape(*heads, 1, 1),
+        overlap,
+    )
     return out, _updated(state, g, u, k.reshape(*heads[:2], 1, 1, -1))
 
 

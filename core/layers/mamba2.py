@@ -13,13 +13,15 @@ Structured State Space Duality".
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
+import functools
+from collections.abc import Callable, Sequence
 
 import mlx.core as mx
 import mlx.nn as nn
 
+from ..metal.fusion import fused
 from .decay import decay_between
+from .norms import rms_norm
 
 
 def time_step(dt: mx.array, bias: mx.array, limit: tuple[float, float]) -> mx.array:
@@ -30,8 +32,16 @@ def time_step(dt: mx.array, bias: mx.array, limit: tuple[float, float]) -> mx.ar
         bias: `[H]`.
         limit: Least and greatest step.
     """
-    dt = nn.softplus(dt.astype(mx.float32) + bias.astype(mx.float32))
-    return mx.clip(dt, *limit)
+    return _time_step(limit)(dt, bias)
+
+
+@functools.cache
+def _time_step(limit: tuple[float, float]) -> Callable[[mx.array, mx.array], mx.array]:
+    def time_step(dt: mx.array, bias: mx.array) -> mx.array:
+        dt = mx.logaddexp(dt.astype(mx.float32) + bias.astype(mx.float32), 0.0)
+        return mx.clip(dt, *limit)
+
+    return fused(time_step)
 
 
 def mamba2(
@@ -62,9 +72,11 @@ def mamba2(
         Outputs `[N, L, H, P]`, float32, and the state after the last token.
     """
     x, dt, a, b, c = (t.astype(mx.float32) for t in (x, dt, a, b, c))
-    inputs, log_g = x * dt[..., None], dt * a
-    run = _step if x.shape[1] == 1 else partial(_chunks, width=chunk)
-    out, after = run((inputs, log_g, b, c), _grouped(state, b.shape[2]))
+    before = _grouped(state, b.shape[2])
+    if x.shape[1] == 1:
+        out, after = _step(x, dt, a, b, c, before)
+    else:
+        out, after = _chunks((x * dt[..., None], dt * a, b, c), before, chunk)
     return out.reshape(x.shape), after.reshape(state.shape)
 
 
@@ -73,37 +85,61 @@ def _grouped(state: mx.array, num_groups: int) -> mx.array:
     return state.reshape(state.shape[0], num_groups, -1, *state.shape[2:])
 
 
-@partial(mx.compile, shapeless=True)
-def _updated(state: mx.array, g: mx.array, x: mx.array, b: mx.array) -> mx.array:
-    return state * g + x * b
+@fused
+def _updated(state: mx.array, g: mx.array, x: mx.array, dt: mx.array, b: mx.array) -> mx.array:
+    return state * g + (x * dt) * b
 
 
-def _step(tokens: Sequence[mx.array], state: mx.array) -> tuple[mx.array, mx.array]:
+@fused
+def _read(
+    recalled: mx.array, g: mx.array, x: mx.array, dt: mx.array, overlap: mx.array
+) -> mx.array:
+    return recalled * g + (x * dt) * overlap
+
+
+@fused
+def _decay(dt: mx.array, a: mx.array) -> mx.array:
+    return mx.exp(dt * a)
+
+
+def _step(
+    x: mx.array, dt: mx.array, a: mx.array, b: mx.array, c: mx.array, state: mx.array
+) -> tuple[mx.array, mx.array]:
     """Take one token, reading the old state once for `C`, and once to update it.
 
     What `C` reads from the new state follows: `S C = g S₀ C + dt x (B·C)`.
 
     Args:
-        tokens: `dt x`, the logarithms of `g`, `B` and `C`, shaped as in `mamba2`.
+        x: As `dt`, `a`, `b` and `c` those of `mamba2`.
+        dt: See there.
+        a: See there.
+        b: See there.
+        c: See there.
         state: `[N, G, H/G, P, n]`.
 
     Returns:
-        Outputs, and the state after.
+        Outputs `[N, G, H/G, P, 1]`, and the state after.
     """
-    x, log_g, b, c = tokens
-    heads = state.shape[:3]
-    x, g = x.reshape(*heads, -1, 1), mx.exp(log_g).reshape(*heads, 1, 1)
-    b, c = b[:, 0, :, None], c[:, 0, :, None]  # [N, G, 1, n]
-    flat = state.reshape(*heads[:2], -1, state.shape[-1])
-    recalled = (flat @ c.swapaxes(-1, -2)).reshape(x.shape)
-    overlap = (b * c).sum(axis=-1)[..., None, None]
-    return recalled * g + x * overlap, _updated(state, g, x, b[:, :, None])
+    heads, groups = state.shape[:3], state.shape[:2]
+    g = _decay(dt, a).reshape(*heads, 1, 1)
+    x, dt = x.reshape(*heads, -1, 1), dt.reshape(*heads, 1, 1)
+    overlap = (b * c).sum(axis=-1).reshape(*groups, 1, 1, 1)
+    flat = state.reshape(*groups, -1, state.shape[-1])
+    recalled = (flat @ c.reshape(*groups, -1, 1)).reshape(x.shape)
+    after = _updated(state, g, x, dt, b.reshape(*groups, 1, 1, -1))
+    return _read(recalled, g, x, dt, overlap), after
 
 
 def _chunks(
     tokens: Sequence[mx.array], state: mx.array, width: int
 ) -> tuple[mx.array, mx.array]:
-    """Take many tokens, `width` at a time; arguments as those of `_step`."""
+    """Take many tokens, `width` at a time.
+
+    Args:
+        tokens: `dt x`, the logarithms of `g`, `B` and `C`, shaped as in `mamba2`.
+        state: `[N, G, H/G, P, n]`.
+        width: Tokens of a chunk.
+    """
     length = tokens[0].shape[1]
     whole = length - length % width
     parts: list[mx.array] = []
@@ -161,7 +197,13 @@ class GatedGroupNorm(nn.Module):
 
     def __call__(self, x: mx.array, gate: mx.array) -> mx.array:
         """Return `x [..., dims]` gated and normed, in the dtype of `gate`."""
-        gated = x.astype(mx.float32) * nn.silu(gate.astype(mx.float32))
+        gated = _gate(x, gate)
         groups = gated.reshape(*x.shape[:-1], self._num_groups, -1)
-        normed = mx.fast.rms_norm(groups, None, self._eps).reshape(x.shape)
+        normed = rms_norm(groups, None, self._eps).reshape(x.shape)
         return (normed * self.weight.astype(mx.float32)).astype(gate.dtype)
+
+
+@fused
+def _gate(x: mx.array, gate: mx.array) -> mx.array:
+    gate = gate.astype(mx.float32)
+    return x.astype(mx.float32) * (gate * mx.sigmoid(gate))

@@ -5,12 +5,23 @@ from __future__ import annotations
 import mlx.core as mx
 import mlx.nn as nn
 
+from ..metal.fusion import fused
+from .joint import JointModule
 
-class GatedMLP(nn.Module):
+
+@fused
+def swiglu(gate: mx.array, up: mx.array) -> mx.array:
+    """Return `silu(gate) * up`, in one operation."""
+    return gate * mx.sigmoid(gate) * up
+
+
+class GatedMLP(JointModule):
     """`down(silu(gate(x)) * up(x))`, with the checkpoint's parameter names.
 
     Source: Shazeer, "GLU Variants Improve Transformer" (SwiGLU).
     """
+
+    JOINT = ("gate_proj", "up_proj")
 
     def __init__(self, dims: int, hidden_dims: int, *, bias: bool = False) -> None:
         super().__init__()
@@ -20,4 +31,5 @@ class GatedMLP(nn.Module):
 
     def __call__(self, x: mx.array) -> mx.array:
         """Return `[T, dims]` for `x [T, dims]`."""
-        return self.down_proj(nn.silu(self.gate_proj(x)) * self.up_proj(x))
+        gate, up = self.project(x)
+        return self.down_proj(swiglu(gate, up))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Literal, TypeAlias
 
@@ -10,6 +11,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..metal import device
+from ..metal.fusion import fused
 
 Activation: TypeAlias = Callable[[mx.array], mx.array]
 
@@ -55,13 +57,26 @@ class Routing:
         """
         logits = logits.astype(mx.float32)
         scores = mx.softmax(logits, axis=-1) if self.scores == "softmax" else mx.sigmoid(logits)
-        ranking = scores if bias is None else scores + bias
-        chosen = mx.argpartition(-ranking, kth=self.num_chosen - 1, axis=-1)
+        ranking = -scores if bias is None else _against(scores, bias)
+        chosen = mx.argpartition(ranking, kth=self.num_chosen - 1, axis=-1)
         chosen = chosen[:, : self.num_chosen]
         weights = mx.take_along_axis(scores, chosen, axis=-1)
         if self.renormalise:
-            weights = weights / (weights.sum(axis=-1, keepdims=True) + self.epsilon)
-        return chosen, weights * self.scale
+            return chosen, _normalised(self.epsilon, self.scale)(weights)
+        return chosen, weights if self.scale == 1 else weights * self.scale
+
+
+@fused
+def _against(scores: mx.array, bias: mx.array) -> mx.array:
+    return -(scores + bias)
+
+
+@functools.cache
+def _normalised(epsilon: float, scale: float) -> Callable[[mx.array], mx.array]:
+    def normalised(weights: mx.array) -> mx.array:
+        return weights / (weights.sum(axis=-1, keepdims=True) + epsilon) * scale
+
+    return fused(normalised)
 
 
 @attrs.frozen(eq=False)
@@ -82,6 +97,10 @@ class Arrangement:
 
     def spread(self, x: mx.array) -> mx.array:
         """Return `[G, M, D]`, the tokens `x [T, D]` in their places."""
+        if self.places is None:
+            chosen = self.experts.size // x.shape[0]
+            spread = mx.broadcast_to(x[:, None], (x.shape[0], chosen, x.shape[1]))
+            return spread.reshape(-1, 1, x.shape[1])
         return x[self.tokens]
 
     def collect(self, rows: mx.array, shape: tuple[int, ...]) -> mx.array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -10,6 +11,7 @@ import mlx.core as mx
 
 from ..contract.forward import RopeSpec
 from ..errors import ConfigError, UnsupportedModelError
+from ..metal.fusion import fused
 
 
 def _base_frequencies(dims: int, theta: float) -> list[float]:
@@ -126,6 +128,44 @@ def rope_spec(
     return _RULES[rule](spec, scaling, max_context)
 
 
+@functools.cache
+def _columns(spec: RopeSpec, width: int) -> tuple[mx.array, mx.array, mx.array]:
+    """Return frequency, factor of the cosine and of the sine of each element, `[width]`.
+
+    The sine's is negative where an element loses its partner's share. Elements that are not
+    rotated have the frequency 0 and gain nothing.
+    """
+    freq = list(spec.inv_freq or _base_frequencies(spec.dims, spec.theta))
+    half, rest = spec.dims // 2, [0.0] * (width - spec.dims)
+    signs = [-spec.scale] * half + [spec.scale] * half
+    both = freq + freq
+    if spec.interleaved:
+        both = [f for f in freq for _ in range(2)]
+        signs = [-spec.scale, spec.scale] * half
+    gains = [spec.scale] * spec.dims + [1.0 for _ in rest]
+    columns = [mx.array(c, mx.float32) for c in (both + rest, gains, signs + rest)]
+    mx.eval(columns)
+    return columns[0], columns[1], columns[2]
+
+
+@fused
+def _blend(x: mx.array, partners: mx.array, cos: mx.array, sin: mx.array) -> mx.array:
+    return x * cos + partners * sin
+
+
+def _partners(x: mx.array, spec: RopeSpec) -> mx.array:
+    """Return `x [T, H, D]` with the elements of each rotated pair exchanged."""
+    half = spec.dims // 2
+    if not spec.interleaved:
+        parts = [x[..., half : spec.dims], x[..., :half]]
+    else:
+        pairs = x[..., : spec.dims].reshape(*x.shape[:-1], half, 2)
+        parts = [pairs[..., ::-1].reshape(*x.shape[:-1], spec.dims)]
+    if spec.dims < x.shape[-1]:
+        parts.append(x[..., spec.dims :])
+    return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=-1)
+
+
 class Rotation:
     """Rotates heads at the positions of one step; a table is made once a spec and dtype.
 
@@ -133,32 +173,21 @@ class Rotation:
     """
 
     def __init__(self, positions: mx.array) -> None:
-        self._positions = positions.astype(mx.float32)
-        self._tables: dict[tuple[RopeSpec, mx.Dtype], tuple[mx.array, mx.array]] = {}
+        self._positions = positions
+        self._tables: dict[tuple[RopeSpec, int, mx.Dtype], tuple[mx.array, mx.array]] = {}
 
-    def _table(self, spec: RopeSpec, dtype: mx.Dtype) -> tuple[mx.array, mx.array]:
-        """Return cosines and sines `[T, 1, dims/2]` in `dtype`."""
-        table = self._tables.get((spec, dtype))
+    def _table(self, spec: RopeSpec, width: int, dtype: mx.Dtype) -> tuple[mx.array, mx.array]:
+        """Return the factors `[T, 1, width]` of elements and of their partners, in `dtype`."""
+        table = self._tables.get((spec, width, dtype))
         if table is None:
-            freq = mx.array(spec.inv_freq or _base_frequencies(spec.dims, spec.theta))
-            angles = self._positions[:, None] * freq.astype(mx.float32)
-            table = self._tables[spec, dtype] = (
-                (mx.cos(angles) * spec.scale).astype(dtype)[:, None],
-                (mx.sin(angles) * spec.scale).astype(dtype)[:, None],
+            freq, gains, signs = _columns(spec, width)
+            angles = self._positions[:, None, None].astype(mx.float32) * freq
+            table = self._tables[spec, width, dtype] = (
+                (mx.cos(angles) * gains).astype(dtype),
+                (mx.sin(angles) * signs).astype(dtype),
             )
         return table
 
     def __call__(self, x: mx.array, spec: RopeSpec) -> mx.array:
         """Return `x [T, H, D]` with its first `spec.dims` elements rotated."""
-        cos, sin = self._table(spec, x.dtype)
-        if spec.interleaved:
-            a, b = x[..., : spec.dims : 2], x[..., 1 : spec.dims : 2]
-            pairs = mx.stack([a * cos - b * sin, b * cos + a * sin], axis=-1)
-            parts = [pairs.reshape(*x.shape[:-1], spec.dims)]
-        else:
-            half = spec.dims // 2
-            a, b = x[..., :half], x[..., half : spec.dims]
-            parts = [a * cos - b * sin, b * cos + a * sin]
-        if spec.dims < x.shape[-1]:
-            parts.append(x[..., spec.dims :])
-        return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=-1)
+        return _blend(x, _partners(x, spec), *self._table(spec, x.shape[-1], x.dtype))

@@ -65,6 +65,19 @@ def test_writes_touch_their_slots_and_nothing_else(
         assert (actual == wanted).all()
 
 
+def test_rows_are_those_of_the_arrays_at_hand() -> None:
+    """KV-5: what one call works out is never used for other blocks, offsets or tables."""
+    pool, blocks, tables = make_pool(), mx.array([1, 3]), mx.array([[1, 3]])
+    for seed, offsets in enumerate((mx.array([0, 2]), mx.array([1, 1]))):
+        pool.write(0, *tokens(seed, 2), blocks, offsets)
+    straight, turned = pool.gather(0, tables)[0], pool.gather(0, tables[:, ::-1])[0]
+    first, second = (tokens(seed, 2)[0] for seed in (0, 1))
+
+    assert mx.array_equal(straight[0][:, mx.array([0, 6])], first.swapaxes(0, 1))
+    assert mx.array_equal(straight[0][:, mx.array([1, 5])], second.swapaxes(0, 1))
+    assert mx.array_equal(turned[0][:, 4:], straight[0][:, :4])
+
+
 def test_a_new_pool_is_zero() -> None:
     """KV-5: a masked slot enters a product with weight 0, so it must hold a number."""
     pool = make_pool()

@@ -4,6 +4,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from neve.layers import norms
 from neve.layers.norms import GatedRMSNorm, ZeroCentredRMSNorm, l2_norm
 
 pytestmark = pytest.mark.mlx
@@ -70,3 +71,25 @@ def test_eps_is_added_to_the_sum_of_squares(size: float) -> None:
     squares = (x.astype(np.float64) ** 2).sum(axis=-1, keepdims=True)
     expected = x / np.sqrt(squares + 1e-6)
     np.testing.assert_allclose(l2_norm(mx.array(x), eps=1e-6), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16], ids=str)
+@pytest.mark.parametrize("weighted", [False, True])
+def test_few_elements_and_many_give_the_same_bits(dtype: mx.Dtype, weighted: bool) -> None:
+    """TG-3: a token's norm does not depend on how many tokens a step has."""
+    x = mx.random.normal((norms.FEW_ELEMENTS // 64 + 1, 64), key=mx.random.key(0))
+    x, weight = x.astype(dtype), mx.arange(64).astype(dtype) if weighted else None
+    many = norms.rms_norm(x, weight, 1e-5)
+
+    assert mx.array_equal(norms.rms_norm(x[:5], weight, 1e-5), many[:5])
+    assert mx.array_equal(many, mx.fast.rms_norm(x, weight, 1e-5))
+
+
+@pytest.mark.parametrize("kind", [norms.RMSNorm, norms.ZeroCentredRMSNorm])
+def test_a_layer_gives_a_token_the_same_bits_in_any_step(kind: type) -> None:
+    """TG-3: so do the layers, whichever form of the weight they store."""
+    layer = kind(64, eps=1e-6)
+    layer.weight = mx.random.normal((64,), key=mx.random.key(1))
+    x = mx.random.normal((norms.FEW_ELEMENTS // 64 + 1, 64), key=mx.random.key(2))
+
+    assert mx.array_equal(layer(x[:3]), layer(x)[:3])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mlx.core as mx
+import mlx.nn as nn
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -116,3 +117,23 @@ def test_taps():
 
     assert mx.array_equal(taps(kernel), kernel[:, 0].T)
     assert mx.array_equal(taps(kernel.swapaxes(1, 2)), kernel[:, 0].T)
+
+
+@pytest.mark.parametrize("num_tokens", [1, 5])
+def test_an_activation_is_applied_to_the_sums(num_tokens: int):
+    """FW-2: a token alone and a slice are activated alike, behind the bias."""
+    plain, x = convolution(4, bias=True), mx.array(tokens(2, num_tokens), mx.float32)
+    active = ShortConv(CHANNELS, 4, bias=True, activation=nn.silu)
+    active.update(plain.parameters())
+    expected, _ = plain(x, zeros(plain, 2))
+
+    np.testing.assert_allclose(active(x, zeros(plain, 2))[0], nn.silu(expected), atol=1e-6)
+
+
+def test_a_weight_that_is_replaced_is_used():
+    """FW-2: what is kept of a weight between two tokens is that weight's."""
+    conv, x = convolution(3), mx.array(tokens(2, 1), mx.float32)
+    before, _ = conv(x, zeros(conv, 2))
+    conv.weight = 2 * conv.weight
+
+    np.testing.assert_allclose(conv(x, zeros(conv, 2))[0], 2 * before, rtol=1e-6)

@@ -10,36 +10,39 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from neve.contract.forward import ForwardContext, State, StepBatch
+from neve.layers.joint import JointModule
+from neve.layers.mlp import swiglu
 from neve.layers.moe import Experts, Routing
+from neve.layers.norms import RMSNorm
 from neve.layers.short_conv import ShortConv
 
 from .config import ExpertsConfig, Lfm2Config
 
 
-class Attention(nn.Module):
+class Attention(JointModule):
     """Attention of one layer, with normed queries and keys."""
+
+    JOINT = ("q_proj", "k_proj", "v_proj")
 
     def __init__(self, config: Lfm2Config, layer: int) -> None:
         super().__init__()
         dims, head_dim = config.hidden_size, config.head_dim
         self.layer = layer
         self.rope = config.rope
-        self.num_heads = config.num_attention_heads
-        self.num_kv_heads = config.num_key_value_heads
         self.head_dim = head_dim
-        self.q_proj = nn.Linear(dims, self.num_heads * head_dim, bias=False)
-        self.k_proj = nn.Linear(dims, self.num_kv_heads * head_dim, bias=False)
-        self.v_proj = nn.Linear(dims, self.num_kv_heads * head_dim, bias=False)
-        self.out_proj = nn.Linear(self.num_heads * head_dim, dims, bias=False)
-        self.q_layernorm = nn.RMSNorm(head_dim, eps=config.norm_eps)
-        self.k_layernorm = nn.RMSNorm(head_dim, eps=config.norm_eps)
+        q_dims = config.num_attention_heads * head_dim
+        kv_dims = config.num_key_value_heads * head_dim
+        self.q_proj = nn.Linear(dims, q_dims, bias=False)
+        self.k_proj = nn.Linear(dims, kv_dims, bias=False)
+        self.v_proj = nn.Linear(dims, kv_dims, bias=False)
+        self.out_proj = nn.Linear(q_dims, dims, bias=False)
+        self.q_layernorm = RMSNorm(head_dim, eps=config.norm_eps)
+        self.k_layernorm = RMSNorm(head_dim, eps=config.norm_eps)
 
     def __call__(self, x: mx.array, context: ForwardContext) -> mx.array:
         """Return `[T, hidden]`."""
         num_tokens = x.shape[0]
-        q = self.q_proj(x).reshape(num_tokens, self.num_heads, self.head_dim)
-        k = self.k_proj(x).reshape(num_tokens, self.num_kv_heads, self.head_dim)
-        v = self.v_proj(x).reshape(num_tokens, self.num_kv_heads, self.head_dim)
+        q, k, v = (y.reshape(num_tokens, -1, self.head_dim) for y in self.project(x))
         q = context.rope(self.q_layernorm(q), self.rope)
         k = context.rope(self.k_layernorm(k), self.rope)
         out = context.attend(self.layer, q, k, v, scale=self.head_dim**-0.5)
@@ -67,8 +70,10 @@ class GatedConv(nn.Module):
         return out, (rows,)
 
 
-class DenseMLP(nn.Module):
+class DenseMLP(JointModule):
     """`w2(silu(w1(x)) * w3(x))`."""
+
+    JOINT = ("w1", "w3")
 
     def __init__(self, dims: int, hidden_dims: int) -> None:
         super().__init__()
@@ -78,7 +83,7 @@ class DenseMLP(nn.Module):
 
     def __call__(self, x: mx.array) -> mx.array:
         """Return `[T, dims]` for `x [T, dims]`."""
-        return self.w2(nn.silu(self.w1(x)) * self.w3(x))
+        return self.w2(swiglu(*self.project(x)))
 
 
 class SparseMLP(nn.Module):
@@ -110,8 +115,8 @@ class Block(nn.Module):
     def __init__(self, config: Lfm2Config, layer: int) -> None:
         super().__init__()
         dims, experts = config.hidden_size, config.experts
-        self.operator_norm = nn.RMSNorm(dims, eps=config.norm_eps)
-        self.ffn_norm = nn.RMSNorm(dims, eps=config.norm_eps)
+        self.operator_norm = RMSNorm(dims, eps=config.norm_eps)
+        self.ffn_norm = RMSNorm(dims, eps=config.norm_eps)
         if config.layer_types[layer] == "conv":
             self.conv = GatedConv(config, layer)
         else:
@@ -135,7 +140,7 @@ class Trunk(nn.Module):
         super().__init__()
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = [Block(config, i) for i in range(config.num_hidden_layers)]
-        self.embedding_norm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
+        self.embedding_norm = RMSNorm(config.hidden_size, eps=config.norm_eps)
 
     def __call__(self, batch: StepBatch, context: ForwardContext) -> mx.array:
         """Return the normed hidden states `[R, hidden]` of the rows that want logits."""

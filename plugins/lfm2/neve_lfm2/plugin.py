@@ -66,11 +66,14 @@ def declare_cache_groups(config: Lfm2Config) -> CacheLayout:
 @hookimpl
 def build_model(config: Lfm2Config, weights: Weights) -> nn.Module:
     """Build the model and take its weights."""
+    from neve.layers.joint import join_layers
+
     from .model import Lfm2
     from .weights import own_weights
 
     model = Lfm2(config)
     own_weights(config, weights).load_into(model, keep_float32=["expert_bias"])
+    join_layers(model)
     return model
 
 

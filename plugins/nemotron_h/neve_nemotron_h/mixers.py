@@ -10,11 +10,24 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from neve.contract.forward import ForwardContext, State
+from neve.layers.fusion import fused
+from neve.layers.joint import JointModule
 from neve.layers.mamba2 import GatedGroupNorm, mamba2, time_step
 from neve.layers.moe import Experts, Routing
 from neve.layers.short_conv import ShortConv
 
 from .config import AttentionConfig, ExpertsConfig, MambaConfig
+
+
+@fused
+def _rates(log_a: mx.array, skip: mx.array) -> tuple[mx.array, mx.array]:
+    """Return the rates of the decays and the weights of the inputs, `[H]`, float32."""
+    return -mx.exp(log_a.astype(mx.float32)), skip.astype(mx.float32)
+
+
+@fused
+def _add_skip(out: mx.array, skip: mx.array, x: mx.array) -> mx.array:
+    return out + skip * x
 
 
 class Mamba(nn.Module):
@@ -30,7 +43,9 @@ class Mamba(nn.Module):
         self.layer = layer
         self.config = config
         self.in_proj = nn.Linear(dims, inner + config.conv_dim + heads, bias=config.bias)
-        self.conv1d = ShortConv(config.conv_dim, config.kernel, bias=config.conv_bias)
+        self.conv1d = ShortConv(
+            config.conv_dim, config.kernel, bias=config.conv_bias, activation=nn.silu
+        )
         self.dt_bias = mx.zeros((heads,))
         self.A_log = mx.zeros((heads,))
         self.D = mx.zeros((heads,))
@@ -50,11 +65,10 @@ class Mamba(nn.Module):
         mixed, dt = inputs
         conv, matrices = state
         mixed, conv = self.conv1d(mixed.astype(mx.float32), conv)
-        x, b, c = self._heads(nn.silu(mixed))
-        a = -mx.exp(self.A_log.astype(mx.float32))
+        x, b, c = self._heads(mixed)
+        a, skip = _rates(self.A_log, self.D)
         out, matrices = mamba2(x, dt, a, b, c, matrices, chunk=self.config.chunk)
-        out = out + self.D.astype(mx.float32)[:, None] * x
-        return out.flatten(-2), (conv, matrices)
+        return _add_skip(out, skip[:, None], x).flatten(-2), (conv, matrices)
 
     def _heads(self, mixed: mx.array) -> tuple[mx.array, mx.array, mx.array]:
         """Cut `[N, L, C]` into the inputs of the heads, and `B` and `C` of the groups."""
@@ -64,8 +78,10 @@ class Mamba(nn.Module):
         return x.reshape(*shape, config.num_heads, config.head_dim), b, c
 
 
-class Attention(nn.Module):
+class Attention(JointModule):
     """Causal attention without positions."""
+
+    JOINT = ("q_proj", "k_proj", "v_proj")
 
     def __init__(self, dims: int, config: AttentionConfig, layer: int) -> None:
         super().__init__()
@@ -82,14 +98,12 @@ class Attention(nn.Module):
     def __call__(self, x: mx.array, context: ForwardContext) -> mx.array:
         """Return `[T, hidden]`."""
         head_dim = self.config.head_dim
-        q, k, v = (
-            proj(x).reshape(x.shape[0], -1, head_dim)
-            for proj in (self.q_proj, self.k_proj, self.v_proj)
-        )
+        q, k, v = (y.reshape(x.shape[0], -1, head_dim) for y in self.project(x))
         out = context.attend(self.layer, q, k, v, scale=head_dim**-0.5)
         return self.o_proj(out.flatten(-2))
 
 
+@fused
 def relu2(x: mx.array) -> mx.array:
     """Return the square of what is above zero."""
     return mx.square(mx.maximum(x, 0))

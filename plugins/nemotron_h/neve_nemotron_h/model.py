@@ -6,6 +6,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from neve.contract.forward import ForwardContext, StepBatch
+from neve.layers.norms import RMSNorm
 
 from .config import NemotronHConfig
 from .mixers import MLP, Attention, Mamba, MoE
@@ -29,7 +30,7 @@ class Block(nn.Module):
 
     def __init__(self, config: NemotronHConfig, layer: int) -> None:
         super().__init__()
-        self.norm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
+        self.norm = RMSNorm(config.hidden_size, eps=config.norm_eps)
         self.mixer = _mixer(config, layer)
 
     def __call__(self, x: mx.array, context: ForwardContext) -> mx.array:
@@ -47,7 +48,7 @@ class Backbone(nn.Module):
         super().__init__()
         self.embeddings = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = [Block(config, i) for i in range(len(config.layer_types))]
-        self.norm_f = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
+        self.norm_f = RMSNorm(config.hidden_size, eps=config.norm_eps)
 
     def __call__(self, batch: StepBatch, context: ForwardContext) -> mx.array:
         """Return the normed hidden states `[R, hidden]` of the rows that want logits."""

@@ -79,11 +79,14 @@ def declare_cache_groups(config: NemotronHConfig) -> CacheLayout:
 @hookimpl
 def build_model(config: NemotronHConfig, weights: Weights) -> nn.Module:
     """Build the model and take its weights."""
+    from neve.layers.joint import join_layers
+
     from .model import NemotronH
     from .weights import KEEP_FLOAT32, own_weights
 
     model = NemotronH(config)
     own_weights(config, weights).load_into(model, keep_float32=KEEP_FLOAT32)
+    join_layers(model)
     return model
 
 

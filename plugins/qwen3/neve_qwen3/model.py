@@ -10,35 +10,37 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from neve.contract.forward import ForwardContext, StepBatch
+from neve.layers.joint import JointModule
 from neve.layers.mlp import GatedMLP
+from neve.layers.norms import RMSNorm
 
 from .config import Qwen3Config
 
 
-class Attention(nn.Module):
+class Attention(JointModule):
     """Attention of one layer."""
+
+    JOINT = ("q_proj", "k_proj", "v_proj")
 
     def __init__(self, config: Qwen3Config, layer: int) -> None:
         super().__init__()
         dims, head_dim, bias = config.hidden_size, config.head_dim, config.attention_bias
         self.layer = layer
         self.rope = config.rope
-        self.num_heads = config.num_attention_heads
-        self.num_kv_heads = config.num_key_value_heads
         self.head_dim = head_dim
-        self.q_proj = nn.Linear(dims, self.num_heads * head_dim, bias=bias)
-        self.k_proj = nn.Linear(dims, self.num_kv_heads * head_dim, bias=bias)
-        self.v_proj = nn.Linear(dims, self.num_kv_heads * head_dim, bias=bias)
-        self.o_proj = nn.Linear(self.num_heads * head_dim, dims, bias=bias)
-        self.q_norm = nn.RMSNorm(head_dim, eps=config.rms_norm_eps)
-        self.k_norm = nn.RMSNorm(head_dim, eps=config.rms_norm_eps)
+        q_dims = config.num_attention_heads * head_dim
+        kv_dims = config.num_key_value_heads * head_dim
+        self.q_proj = nn.Linear(dims, q_dims, bias=bias)
+        self.k_proj = nn.Linear(dims, kv_dims, bias=bias)
+        self.v_proj = nn.Linear(dims, kv_dims, bias=bias)
+        self.o_proj = nn.Linear(q_dims, dims, bias=bias)
+        self.q_norm = RMSNorm(head_dim, eps=config.rms_norm_eps)
+        self.k_norm = RMSNorm(head_dim, eps=config.rms_norm_eps)
 
     def __call__(self, x: mx.array, context: ForwardContext) -> mx.array:
         """Return `[T, hidden]`."""
         num_tokens = x.shape[0]
-        q = self.q_proj(x).reshape(num_tokens, self.num_heads, self.head_dim)
-        k = self.k_proj(x).reshape(num_tokens, self.num_kv_heads, self.head_dim)
-        v = self.v_proj(x).reshape(num_tokens, self.num_kv_heads, self.head_dim)
+        q, k, v = (y.reshape(num_tokens, -1, self.head_dim) for y in self.project(x))
         q = context.rope(self.q_norm(q), self.rope)
         k = context.rope(self.k_norm(k), self.rope)
         out = context.attend(self.layer, q, k, v, scale=self.head_dim**-0.5)
@@ -52,8 +54,8 @@ class Block(nn.Module):
         super().__init__()
         self.self_attn = Attention(config, layer)
         self.mlp = GatedMLP(config.hidden_size, config.intermediate_size)
-        self.input_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.input_layernorm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
 
     def __call__(self, x: mx.array, context: ForwardContext) -> mx.array:
         """Return `[T, hidden]`."""
@@ -68,7 +70,7 @@ class Trunk(nn.Module):
         super().__init__()
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = [Block(config, i) for i in range(config.num_hidden_layers)]
-        self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
 
     def __call__(self, batch: StepBatch, context: ForwardContext) -> mx.array:
         """Return the normed hidden states `[R, hidden]` of the rows that want logits."""

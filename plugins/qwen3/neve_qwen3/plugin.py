@@ -58,6 +58,8 @@ def declare_cache_groups(config: Qwen3Config) -> CacheLayout:
 @hookimpl
 def build_model(config: Qwen3Config, weights: Weights) -> nn.Module:
     """Build the model and take its weights."""
+    from neve.layers.joint import join_layers
+
     from .model import Qwen3
 
     model = Qwen3(config)
@@ -65,6 +67,7 @@ def build_model(config: Qwen3Config, weights: Weights) -> nn.Module:
     if config.tie_word_embeddings:
         weights = weights.renamed(lambda name: None if name == "lm_head.weight" else name)
     weights.load_into(model)
+    join_layers(model)
     return model
 
 

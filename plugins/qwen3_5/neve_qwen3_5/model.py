@@ -13,7 +13,9 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from neve.contract.forward import ForwardContext, State, StepBatch
+from neve.layers.fusion import fused
 from neve.layers.gated_delta import gated_delta
+from neve.layers.joint import JointModule
 from neve.layers.mlp import GatedMLP
 from neve.layers.moe import Experts, Routing
 from neve.layers.norms import GatedRMSNorm, l2_norm
@@ -27,21 +29,28 @@ Norm: TypeAlias = Callable[[int], nn.Module]
 _L2_EPS = 1e-6
 
 
-class Attention(nn.Module):
+@fused
+def _gated(x: mx.array, gate: mx.array) -> mx.array:
+    return x * mx.sigmoid(gate)
+
+
+class Attention(JointModule):
     """Full attention of one layer, its output gated."""
+
+    JOINT = ("q_proj", "k_proj", "v_proj")
 
     def __init__(self, config: Qwen35Config, layer: int, norm: Norm) -> None:
         super().__init__()
         dims, head_dim, bias = config.hidden_size, config.head_dim, config.attention_bias
         self.layer = layer
         self.rope = config.rope
-        self.num_heads = config.num_attention_heads
-        self.num_kv_heads = config.num_key_value_heads
         self.head_dim = head_dim
-        self.q_proj = nn.Linear(dims, 2 * self.num_heads * head_dim, bias=bias)
-        self.k_proj = nn.Linear(dims, self.num_kv_heads * head_dim, bias=bias)
-        self.v_proj = nn.Linear(dims, self.num_kv_heads * head_dim, bias=bias)
-        self.o_proj = nn.Linear(self.num_heads * head_dim, dims, bias=bias)
+        q_dims = config.num_attention_heads * head_dim
+        kv_dims = config.num_key_value_heads * head_dim
+        self.q_proj = nn.Linear(dims, 2 * q_dims, bias=bias)
+        self.k_proj = nn.Linear(dims, kv_dims, bias=bias)
+        self.v_proj = nn.Linear(dims, kv_dims, bias=bias)
+        self.o_proj = nn.Linear(q_dims, dims, bias=bias)
         self.q_norm = norm(head_dim)
         self.k_norm = norm(head_dim)
 
@@ -49,21 +58,31 @@ class Attention(nn.Module):
         """Return `[T, hidden]`."""
         num_tokens = x.shape[0]
         # each head's query lies beside its gate
-        q = self.q_proj(x).reshape(num_tokens, self.num_heads, 2 * self.head_dim)
-        q, gate = q.split(2, axis=-1)
-        k = self.k_proj(x).reshape(num_tokens, self.num_kv_heads, self.head_dim)
-        v = self.v_proj(x).reshape(num_tokens, self.num_kv_heads, self.head_dim)
+        q, k, v = self.project(x)
+        q, gate = q.reshape(num_tokens, -1, 2 * self.head_dim).split(2, axis=-1)
+        k, v = (y.reshape(num_tokens, -1, self.head_dim) for y in (k, v))
         q = context.rope(self.q_norm(q), self.rope)
         k = context.rope(self.k_norm(k), self.rope)
         out = context.attend(self.layer, q, k, v, scale=self.head_dim**-0.5)
-        return self.o_proj((out * mx.sigmoid(gate)).reshape(num_tokens, -1))
+        return self.o_proj(_gated(out, gate).reshape(num_tokens, -1))
 
 
-class GatedDeltaNet(nn.Module):
+@fused
+def _rates(
+    a: mx.array, b: mx.array, log_a: mx.array, dt_bias: mx.array
+) -> tuple[mx.array, mx.array]:
+    """Return the logarithms of the decays and the rates of correction, float32."""
+    dt = mx.logaddexp(a.astype(mx.float32) + dt_bias, 0.0)
+    return -mx.exp(log_a.astype(mx.float32)) * dt, mx.sigmoid(b.astype(mx.float32))
+
+
+class GatedDeltaNet(JointModule):
     """The recurrence of one layer: a short convolution, then the gated delta rule.
 
     Its state is the convolution's last inputs `[K - 1, C]` and the matrices `[Hv, Dv, Dk]`.
     """
+
+    JOINT = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
 
     def __init__(self, config: Qwen35Config, layer: int) -> None:
         super().__init__()
@@ -75,7 +94,7 @@ class GatedDeltaNet(nn.Module):
         self.in_proj_z = nn.Linear(dims, value_dims, bias=False)
         self.in_proj_b = nn.Linear(dims, delta.value_heads, bias=False)
         self.in_proj_a = nn.Linear(dims, delta.value_heads, bias=False)
-        self.conv1d = ShortConv(delta.conv_dim, delta.kernel)
+        self.conv1d = ShortConv(delta.conv_dim, delta.kernel, activation=nn.silu)
         self.A_log = mx.zeros((delta.value_heads,))
         self.dt_bias = mx.zeros((delta.value_heads,))
         self.norm = GatedRMSNorm(delta.value_dim, eps=config.rms_norm_eps)
@@ -83,18 +102,16 @@ class GatedDeltaNet(nn.Module):
 
     def __call__(self, x: mx.array, context: ForwardContext) -> mx.array:
         """Return `[T, hidden]`."""
-        dt = nn.softplus(self.in_proj_a(x).astype(mx.float32) + self.dt_bias)
-        log_g = -mx.exp(self.A_log.astype(mx.float32)) * dt
-        beta = mx.sigmoid(self.in_proj_b(x).astype(mx.float32))
-        out = context.scan(self.layer, (self.in_proj_qkv(x), log_g, beta), self._step)
-        z = self.in_proj_z(x).reshape(out.shape)
-        return self.out_proj(self.norm(out, z).reshape(x.shape[0], -1))
+        qkv, z, b, a = self.project(x)
+        log_g, beta = _rates(a, b, self.A_log, self.dt_bias)
+        out = context.scan(self.layer, (qkv, log_g, beta), self._step)
+        return self.out_proj(self.norm(out, z.reshape(out.shape)).reshape(x.shape[0], -1))
 
     def _step(self, inputs: tuple[mx.array, ...], state: State) -> tuple[mx.array, State]:
         qkv, log_g, beta = inputs
         conv, matrices = state
         mixed, conv = self.conv1d(qkv, conv)
-        q, k, v = self._heads(nn.silu(mixed))
+        q, k, v = self._heads(mixed)
         out, matrices = gated_delta(q, k, v, log_g, beta, matrices)
         return out, (conv, matrices)
 
@@ -108,8 +125,10 @@ class GatedDeltaNet(nn.Module):
         return q * delta.key_dim**-0.5, k, v
 
 
-class SparseMLP(nn.Module):
+class SparseMLP(JointModule):
     """Experts of which a few compute a token, and one that computes all, behind a gate."""
+
+    JOINT = ("gate", "shared_expert_gate")
 
     def __init__(self, dims: int, config: ExpertsConfig) -> None:
         super().__init__()
@@ -121,9 +140,9 @@ class SparseMLP(nn.Module):
 
     def __call__(self, x: mx.array) -> mx.array:
         """Return `[T, dims]` for `x [T, dims]`."""
-        chosen, weights = self._routing(self.gate(x))
-        shared = mx.sigmoid(self.shared_expert_gate(x)) * self.shared_expert(x)
-        return self.experts(x, chosen, weights) + shared
+        logits, gate = self.project(x)
+        chosen, weights = self._routing(logits)
+        return self.experts(x, chosen, weights) + _gated(self.shared_expert(x), gate)
 
 
 class Block(nn.Module):

@@ -16,7 +16,8 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from neve.contract.weights import Weights
-from neve.layers.norms import ZeroCentredRMSNorm
+from neve.layers.joint import join_layers
+from neve.layers.norms import RMSNorm, ZeroCentredRMSNorm
 from neve.layers.short_conv import taps
 
 from .config import Qwen35Config
@@ -70,10 +71,11 @@ def build(config: Qwen35Config, weights: Weights) -> nn.Module:
     Raises:
         WeightError: They are not those that the model needs.
     """
-    layer = nn.RMSNorm if _is_mlx_layout(weights) else ZeroCentredRMSNorm
+    layer = RMSNorm if _is_mlx_layout(weights) else ZeroCentredRMSNorm
     norm: Norm = partial(layer, eps=config.rms_norm_eps)
     model = Qwen35(config, norm)
     renamed = weights.renamed(partial(_renamed, tied=config.tie_word_embeddings))
     regrouped = renamed.split(_parts).stacked("experts").mapped(_with_taps)
     regrouped.load_into(model, keep_float32=("A_log",))
+    join_layers(model)
     return model

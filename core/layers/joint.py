@@ -1,0 +1,76 @@
+"""Linear layers of one input, computed as one product: few tokens pay by the product."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import mlx.core as mx
+import mlx.nn as nn
+
+_TENSORS = ("weight", "scales", "biases", "bias")
+_TRAITS = ("group_size", "bits", "mode")
+
+
+class JointModule(nn.Module):
+    """A module of which some linear layers read the same input.
+
+    Its parameters are named as in a checkpoint until `join_layers`, which puts one layer in
+    the place of those that are alike. `project` computes them in either case.
+
+    Attributes:
+        JOINT: Names of the layers, in the order of `project`.
+    """
+
+    JOINT: ClassVar[Sequence[str]]
+
+    def project(self, x: mx.array) -> Sequence[mx.array]:
+        """Return what each layer of `JOINT` makes of `x [..., in]`."""
+        joined = self.get("joined")
+        if joined is None:
+            return [self[name](x) for name in self.JOINT]
+        parts: Any = mx.split(joined(x), self._cuts, axis=-1)
+        return parts
+
+    def join(self) -> None:
+        """Make the layers one, unless they differ in kind, in their quantisation or dtype."""
+        layers = [self[name] for name in self.JOINT]
+        if len({_kind(layer) for layer in layers}) > 1:
+            return
+        widths = [layer.weight.shape[0] for layer in layers]
+        self._cuts = tuple(itertools.accumulate(widths[:-1]))
+        self.joined = _joined(layers)
+        for name in self.JOINT:
+            del self[name]
+
+
+def join_layers(model: nn.Module) -> None:
+    """Join the layers of every `JointModule` in `model`, one module after the other."""
+    for module in list(model.modules()):
+        if isinstance(module, JointModule):
+            module.join()
+
+
+def _kind(layer: Any) -> tuple[Any, ...]:
+    """Return what layers have in common that can be joined."""
+    dtypes = [(name, layer[name].dtype) for name in _TENSORS if name in layer]
+    traits = [getattr(layer, name, None) for name in _TRAITS]
+    return (type(layer), str(dtypes), layer.weight.shape[1:], *traits)
+
+
+def _joined(layers: Sequence[Any]) -> nn.Module:
+    """Return the layer whose outputs are those of `layers`, one behind the other."""
+    first = layers[0]
+    if isinstance(first, nn.QuantizedLinear):
+        traits = {name: getattr(first, name) for name in _TRAITS}
+        joined: nn.Module = nn.QuantizedLinear(128, 1, bias=False, **traits)
+    else:
+        joined = nn.Linear(1, 1, bias=False)
+    for name in _TENSORS:
+        if name in first:
+            joined[name] = mx.concatenate([layer[name] for layer in layers])
+        else:
+            joined.pop(name, None)
+    mx.eval(joined.parameters())
+    return joined
