@@ -39,7 +39,7 @@ from .metal.layout import prefer_input_major
 from .model import Model
 from .scheduler.scheduler import Scheduler
 from .scheduler.telemetry import SchedulerCounters
-from .settings import CacheSettings, Resolved, Settings, resolve
+from .settings import CacheSettings, Resolved, SchedulerSettings, Settings, resolve
 from .telemetry.trace import Trace
 from .telemetry.turn_log import TurnLog
 from .text.gguf_tokenizer import gguf_tokenizer
@@ -189,19 +189,26 @@ def _make_core(
     model = family.build_model(config, attrs.evolve(checkpoint.weights, dtype=dtype))
     prefer_input_major(model)
     memory = _account(model, settings)
+    row_exact = _row_exact(settings, plan, checkpoint)
+    scheduling = _grid(settings, plan).scheduler
+    max_slice = _max_slice(scheduling, max_context, row_exact=row_exact)
+    pool_plan = _plan_pools(layout, settings, dtype, max_context, max_slice, memory)
+    if pool_plan.max_slice is not None and pool_plan.max_slice < max_slice:
+        max_slice = pool_plan.max_slice
+        scheduling = attrs.evolve(scheduling, long_prefill_tokens=max_slice)
     assembly = _Assembly(
         layout=layout,
         settings=settings,
         dtype=dtype,
         max_context=max_context,
+        max_slice=max_slice,
         memory=memory,
-        pool_plan=_plan_pools(layout, settings, dtype, max_context, memory),
+        pool_plan=pool_plan,
     )
     paged = settings.cache.use_block_paged_cache
     paged = plan.paged if paged is None else paged
     lane = assembly.paged_lane() if paged else assembly.flat_lane()
-    row_exact = _row_exact(settings, plan, checkpoint)
-    decision = decide_persistence(subject, settings.cold, lane, gate=gate)
+    decision = decide_persistence(subject, settings.cold, paged=paged, gate=gate)
     tokenizer, protocol = _tokenizer(checkpoint), family.output_protocol(config)
     trace = Trace.from_settings(
         settings.telemetry.inference_trace, settings.telemetry.inference_trace_file
@@ -236,7 +243,7 @@ def _make_core(
     )
     _log_loaded(info, assembly.pool_plan)
     scheduler = Scheduler(
-        _grid(settings, plan).scheduler,
+        scheduling,
         lane.cache,
         max_context=max_context,
         block_size=settings.cache.paged_block_size,
@@ -269,6 +276,7 @@ def _plan_pools(
     settings: Settings,
     dtype: mx.Dtype,
     max_context: int,
+    max_slice: int,
     memory: MemoryCoordinator,
 ) -> PoolPlan:
     cache = settings.cache
@@ -278,25 +286,22 @@ def _plan_pools(
         itemsize=dtype.size,
         max_context_tokens=max_context,
         max_num_seqs=settings.scheduler.max_num_seqs,
-        max_in_flight=_max_in_flight(settings, max_context),
+        max_slice=max_slice,
         max_bytes=_mib(cache.paged_cache_memory_mb),
         initial_bytes=_mib(cache.paged_cache_initial_memory_mb),
         available_bytes=_available_bytes(cache, memory),
     )
 
 
-def _max_in_flight(settings: Settings, max_context: int) -> int:
-    """Return the tokens of one sequence that are computed at once: two slices of a prefill.
+def _max_slice(scheduler: SchedulerSettings, max_context: int, *, row_exact: bool) -> int:
+    """Return the tokens of one sequence that a step computes at most.
 
-    The next step is built before the last one is settled.
+    A row-exact slice is never cut by the budget.
     """
-    scheduler = settings.scheduler
-    slice_tokens = min(
-        scheduler.max_batched_tokens,
-        scheduler.prefill_chunk_size,
-        scheduler.long_prefill_tokens,
-    )
-    return min(2 * slice_tokens, max_context)
+    slice_tokens = min(scheduler.prefill_chunk_size, scheduler.long_prefill_tokens)
+    if not row_exact:
+        slice_tokens = min(slice_tokens, scheduler.max_batched_tokens)
+    return min(slice_tokens, max_context)
 
 
 def _available_bytes(cache: CacheSettings, memory: MemoryCoordinator) -> int | None:
@@ -318,6 +323,7 @@ class _Assembly:
     settings: Settings
     dtype: mx.Dtype
     max_context: int
+    max_slice: int
     memory: MemoryCoordinator
     pool_plan: PoolPlan
 
@@ -361,7 +367,7 @@ class _Assembly:
                 allocators,
                 grow if plan.dynamic else None,
                 keeper,
-                _max_in_flight(self.settings, self.max_context),
+                self.max_slice,
             ),
             block_size=size,
             max_num_seqs=self.settings.scheduler.max_num_seqs,

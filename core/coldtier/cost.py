@@ -51,25 +51,32 @@ class CostModel:
     restore: Rate = attrs.field(factory=Rate, init=False)
     prefill: Rate = attrs.field(factory=Rate, init=False)
 
-    def restore_us(self, num_blocks: int) -> int | None:
-        """Return the predicted time of a restore; None without a measurement."""
+    def restore_us(self, num_blocks: int, state_bytes: int = 0) -> int | None:
+        """Return the predicted time of a restore; None without a measurement.
+
+        Args:
+            num_blocks: Blocks.
+            state_bytes: Bytes of the sidecar that is read with them.
+        """
         rate = self.restore.us_per_unit
         if rate is None:
             return None
-        return math.ceil(num_blocks * self.block_bytes * rate + RESTORE_OVERHEAD_US)
+        num_bytes = num_blocks * self.block_bytes + state_bytes
+        return math.ceil(num_bytes * rate + RESTORE_OVERHEAD_US)
 
     def recompute_us(self, num_tokens: int) -> int | None:
         """Return the predicted time of a prefill; None without a measurement."""
         rate = self.prefill.us_per_unit
         return None if rate is None else math.ceil(num_tokens * rate)
 
-    def restore_pays(self, num_blocks: int, num_tokens: int) -> bool:
+    def restore_pays(self, num_blocks: int, num_tokens: int, state_bytes: int = 0) -> bool:
         """Return whether to restore rather than to compute; yes until both are measured.
 
         A refusal fades: without a restore there is no new measurement, and one slow read
         must not close the tier for good.
         """
-        restore, recompute = self.restore_us(num_blocks), self.recompute_us(num_tokens)
+        restore = self.restore_us(num_blocks, state_bytes)
+        recompute = self.recompute_us(num_tokens)
         if restore is None or recompute is None or restore < recompute:
             return True
         self.restore.forgive()

@@ -115,7 +115,9 @@ class ColdTier:
             known = self._ends.get(chain.blocks[plan.end].key, plan.cause)
             plan = attrs.evolve(plan, cause=known)
         declined = plan.num_blocks > 0 and not self.cost.restore_pays(
-            plan.num_blocks, plan.num_blocks * self._block_size
+            plan.num_blocks,
+            plan.num_blocks * self._block_size,
+            self.state_bytes(plan.backings[0].num_blocks if plan.backings else 0),
         )
         unbacked = plan.num_blocks == 0 and plan.cause == "no_sidecar"
         if declined:
@@ -125,6 +127,12 @@ class ColdTier:
         elif plan.num_blocks == 0 and plan.cause is not None:
             self.counters.add(misses=1)
         return plan
+
+    def state_bytes(self, num_blocks: int) -> int:
+        """Return what the state after so many blocks takes on disk; 0 without one."""
+        if self.policy is None or num_blocks == 0:
+            return 0
+        return self.policy.expected_at(num_blocks * self._block_size).num_bytes
 
     def begin(self, plan: RestorePlan, chain: ColdChain, tokens: Sequence[int]) -> Ticket:
         """Have the plan's blocks read, and note that its chain is in use."""

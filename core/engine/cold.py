@@ -209,6 +209,9 @@ class EngineCold:
             self.tier.counters.add(misses=1)
         self.tier.reader.forget(restore.ticket)
         num_bytes = restore.num_written * self.tier.cost.block_bytes
+        num_bytes += self.tier.state_bytes(
+            restore.plan.first + restore.num_written if restore.num_written else 0
+        )
         if num_bytes and not restore.paced:
             # beside other turns it took as long as their steps: that says nothing of the disk
             self.tier.cost.restore.record(num_bytes, elapsed_us)

@@ -36,7 +36,7 @@ from ..settings import ColdSettings
 from ..telemetry.trace import Trace
 from .cold import EngineCold
 from .identification import Identification
-from .lanes import FlatLane, PagedLane
+from .lanes import PagedLane
 
 _DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 
@@ -91,8 +91,8 @@ class Subject:
 def decide_persistence(
     subject: Subject,
     settings: ColdSettings,
-    lane: PagedLane | FlatLane,
     *,
+    paged: bool,
     gate: bool = False,
 ) -> PersistDecision:
     """Decide whether a model persists; the reason is for a human.
@@ -100,13 +100,13 @@ def decide_persistence(
     Args:
         subject: The model.
         settings: What was asked for.
-        lane: Where its turns run.
+        paged: Its turns run on the block-paged cache.
         gate: The restart-parity gate asks, which a family has to pass before it is admitted.
     """
     decision = admission(subject, settings)
     if gate:
         decision = PersistDecision(True, "the restart-parity gate runs")
-    if decision.persist and isinstance(lane, FlatLane):
+    if decision.persist and not paged:
         return PersistDecision(False, "the flat path keeps no blocks that could be written")
     if decision.persist and (obstacle := _unwritable(subject)):
         return PersistDecision(False, obstacle)

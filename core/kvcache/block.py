@@ -26,16 +26,18 @@ class Block:
     Attributes:
         id: Index in the group's pool.
         ref_count: Sequences whose table names the block; the prefix table takes no reference.
+        passed: A window has moved past it since it was last taken.
         queue: The queue it waits in. Only `BlockQueue` writes this and the two links.
         prev: Its neighbour in the queue; itself outside of one.
         next: The same, on the other side.
     """
 
-    __slots__ = ("_hash", "_identity", "id", "next", "prev", "queue", "ref_count")
+    __slots__ = ("_hash", "_identity", "id", "next", "passed", "prev", "queue", "ref_count")
 
     def __init__(self, block_id: BlockId) -> None:
         self.id = block_id
         self.ref_count = 0
+        self.passed = False
         self.queue: BlockQueue | None = None
         self.prev: Block = self
         self.next: Block = self

@@ -104,7 +104,7 @@ class BlockAllocator:
             self._free.pop_left() if self._free else self._evict() for _ in range(num_blocks)
         ]
         for block in blocks:
-            block.ref_count = 1
+            block.ref_count, block.passed = 1, False
         return blocks
 
     def share(self, blocks: Sequence[Block]) -> None:
@@ -119,7 +119,7 @@ class BlockAllocator:
         for block in blocks:
             if block.queue is not None:
                 block.queue.remove(block)
-            block.ref_count += 1
+            block.ref_count, block.passed = block.ref_count + 1, False
 
     def free(self, blocks: Sequence[Block]) -> None:
         """Give one reference to each block back, the last block first.
@@ -150,6 +150,7 @@ class BlockAllocator:
         for block in blocks:
             block.ref_count -= 1
             if block.ref_count == 0:
+                block.passed = True
                 pinned = block.hash in self._pins
                 cached = self._evictable if pinned else self._expired
                 (self._free if block.hash is None else cached).append(block)
@@ -164,18 +165,31 @@ class BlockAllocator:
     def pin(self, hashes: Sequence[BlockHash]) -> None:
         """Have blocks evicted like others, not first, once a window has moved past them."""
         self._pins.update(hashes)
+        self.rescue(hashes)
+
+    def unpin(self, hashes: Sequence[BlockHash]) -> None:
+        """Take one pin of each block back; what a window has moved past goes first again."""
+        self._pins.subtract(hashes)
+        for block_hash in hashes:
+            if self._pins[block_hash] > 0:
+                continue
+            del self._pins[block_hash]
+            block = self._table.get(block_hash)
+            if block is not None and block.queue is not None and block.passed:
+                block.queue.remove(block)
+                self._expired.append(block)
+
+    def rescue(self, hashes: Sequence[BlockHash]) -> None:
+        """Have blocks that a window has moved past evicted like others, not first.
+
+        Those that a pin holds only as long as it does.
+        """
         for block_hash in hashes:
             block = self._table.get(block_hash)
             if block is not None and block.queue is self._expired:
                 self._expired.remove(block)
                 self._evictable.append(block)
-
-    def unpin(self, hashes: Sequence[BlockHash]) -> None:
-        """Take one pin of each block back; where they wait, they wait on."""
-        self._pins.subtract(hashes)
-        for block_hash in hashes:
-            if self._pins[block_hash] < 1:
-                del self._pins[block_hash]
+                block.passed = block_hash in self._pins
 
     def publish(self, block: Block, identity: BlockIdentity, block_hash: BlockHash) -> bool:
         """Enter a full block into the prefix table.

@@ -95,6 +95,13 @@ class Checkpoints:
         found = (entry for entry in reversed(self._entries) if entry.hash == block_hash)
         return next(found, None)
 
+    def expose(self, checkpoint: Checkpoint) -> None:
+        """Take a checkpoint's protection away; its place among the others stays."""
+        self._entries = [
+            attrs.evolve(entry, protected=False) if entry is checkpoint else entry
+            for entry in self._entries
+        ]
+
     def drop(self, checkpoint: Checkpoint) -> None:
         """Forget a checkpoint; nothing happens if it is gone."""
         self._entries = [entry for entry in self._entries if entry is not checkpoint]

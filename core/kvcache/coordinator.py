@@ -6,7 +6,7 @@ from collections import abc
 from typing import Any
 
 from ..contract.cache_spec import CacheLayout
-from ..errors import CacheMisuseError
+from ..errors import CacheExhaustedError, CacheMisuseError
 from ..ids import SHARED_DOMAIN, BlockId, SaltDomain, SequenceId
 from .admission import admits, num_lacking
 from .block import Block
@@ -15,7 +15,7 @@ from .block_identity import ExtraKeys, PrefixChain
 from .block_table import BlockTable, blocks_for
 from .group_manager import GroupManager, GrowPool
 from .invariants import check_blocks
-from .memory import resident_blocks
+from .memory import Resident
 from .pending import PendingBlocks
 from .prefix import PrefixHit, StateBoundaries, find_longest_prefix
 from .sequence import Sequence, SequenceStatus
@@ -45,7 +45,7 @@ class Coordinator:
         allocators: abc.Sequence[BlockAllocator],
         grow: GrowPool | None = None,
         boundaries: StateBoundaries | None = None,
-        max_in_flight: int = 1,
+        max_slice: int = 1,
     ) -> None:
         """Make an empty cache.
 
@@ -56,7 +56,7 @@ class Coordinator:
             grow: Enlarges a group's pool.
             boundaries: Where states of recurrent layers are kept; None means nowhere, so
                 that no prefix is ever hit if there are such layers.
-            max_in_flight: Tokens of one sequence that steps compute at once, at most.
+            max_slice: Tokens of one sequence that a step computes, at most.
         """
         sizes = {allocator.block_size for allocator in allocators}
         if len(allocators) != max(1, len(layout.groups)) or len(sizes) != 1:
@@ -78,7 +78,7 @@ class Coordinator:
                 allocator,
                 grow,
                 spec,
-                resident_blocks(spec, self.block_size, max_in_flight),
+                Resident.of(spec, self.block_size, max_slice),
             )
             for index, (allocator, spec) in enumerate(zip(allocators, specs, strict=True))
         )
@@ -93,6 +93,7 @@ class Coordinator:
         self._num_publications = 0
         self._prefix_lookups = 0
         self._prefix_hit_tokens = 0
+        self._prefix_unbacked_tokens = 0
 
     @property
     def max_usable_blocks(self) -> int:
@@ -107,6 +108,11 @@ class Coordinator:
         """The longest sequence that every group's pool holds, growth included."""
         bounds = [group.max_tokens for group in self.groups]
         return min((b for b in bounds if b is not None), default=UNBOUNDED_TOKENS)
+
+    @property
+    def max_concurrent_sequences(self) -> int:
+        """Sequences that can hold a first block each in every group, growth included."""
+        return min(group.max_usable_blocks for group in self.groups)
 
     @property
     def num_available(self) -> int:
@@ -319,6 +325,7 @@ class Coordinator:
         self._pending.claim(sequence.id, hashes[num_blocks:])
         self._prefix_lookups += 1
         self._prefix_hit_tokens += hit.length
+        self._prefix_unbacked_tokens += hit.unbacked
 
     def reserve(self, sequence: Sequence, n: int) -> None:
         """Back the next `n` positions with blocks in every group, and move the cursor.
@@ -327,7 +334,8 @@ class Coordinator:
         hands out a block, so that the reservation holds in every group or changes none.
 
         Raises:
-            CacheExhaustedError: A group has too few blocks. Pools may have grown, nothing else.
+            CacheExhaustedError: A group has too few blocks. Pools may have grown, and blocks
+                that a window has moved past may be gone, nothing else.
             CacheMisuseError: The sequence is not attached, or `n` is negative.
         """
         sequence.expect(SequenceStatus.ATTACHED, "reserve")
@@ -337,10 +345,26 @@ class Coordinator:
         missing = [table.num_missing(end) for table in sequence.tables]
         if any(missing):
             for group, count in zip(self.groups, missing, strict=True):
-                group.make_room(count)
+                self._make_room(group, sequence, count)
             for group, table, count in zip(self.groups, sequence.tables, missing, strict=True):
                 table.extend(group.allocator.allocate(count))
         sequence.advance(n)
+
+    def _make_room(self, group: GroupManager, sequence: Sequence, count: int) -> None:
+        """Make room in a group; if need be with what the sequence will not see any more.
+
+        That is blocks which steps in flight still read and write. The device does what it is
+        told in order, so they may be given away; nobody will find them, though.
+        """
+        try:
+            group.make_room(count)
+        except CacheExhaustedError:
+            table = sequence.tables[group.index]
+            passed = table.expire(group.first_needed(sequence.cursor))
+            if not passed:
+                raise
+            group.allocator.expire(passed)
+            group.make_room(count)
 
     def reserve_restore(self, sequence: Sequence, n: int) -> None:
         """Back the next `n` positions with blocks that a restore will fill.
@@ -380,7 +404,18 @@ class Coordinator:
         """Move the cursor back by `n`, to the frontier at most; see `Sequence.rollback`.
 
         What a restore held for its windows and did not use is given back.
+
+        Raises:
+            CacheMisuseError: As `Sequence.rollback`, or a window has given way to what would
+                be undone.
         """
+        end = sequence.cursor - n
+        for group, table in zip(self.groups, sequence.tables, strict=True):
+            if table.num_expired > group.first_needed(end):
+                raise CacheMisuseError(
+                    f"roll back {n} tokens (sequence {sequence.id})",
+                    f"the window of a token at {end} is not held any more",
+                )
         sequence.rollback(n)
         give_spare_back(self.groups, sequence)
 
@@ -464,6 +499,7 @@ class Coordinator:
             groups=tuple(group.stats() for group in self.groups),
             prefix_lookups=self._prefix_lookups,
             prefix_hit_tokens=self._prefix_hit_tokens,
+            prefix_unbacked_tokens=self._prefix_unbacked_tokens,
         )
 
     def check(self) -> None:

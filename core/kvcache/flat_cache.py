@@ -148,6 +148,11 @@ class FlatCoordinator:
         return self.max_usable_blocks - sum(self._blocks_held(s) for s in self._live.values())
 
     @property
+    def max_concurrent_sequences(self) -> int:
+        """Sequences that can have a block's worth of tokens each."""
+        return self.max_usable_blocks
+
+    @property
     def max_tokens(self) -> int:
         """The longest sequence that the budget allows."""
         return self.max_usable_blocks * self._block_size

@@ -13,8 +13,8 @@ from .block import Block
 from .block_allocator import BlockAllocator
 from .block_identity import PrefixChain
 from .block_table import blocks_for
-from .memory import grown_size
-from .stats import GroupStats
+from .memory import Resident, grown_size
+from .stats import GroupStats, group_kind
 
 GrowPool: TypeAlias = Callable[[int, int], None]
 """`(group, num_blocks)`: enlarge a physical pool, or raise `MemoryBudgetError` and leave it."""
@@ -37,7 +37,7 @@ class GroupManager:
         allocator: BlockAllocator,
         grow: GrowPool | None,
         spec: AttentionSpec | None = None,
-        max_resident: int | None = None,
+        resident: Resident | None = None,
     ) -> None:
         """Make a manager.
 
@@ -46,13 +46,13 @@ class GroupManager:
             allocator: Its blocks.
             grow: Enlarges its pool; None for a pool of fixed size.
             spec: What its layers keep.
-            max_resident: Blocks of a sequence, however long, that its window and the tokens
-                in flight take; None where every block stays.
+            resident: Blocks that its window and the tokens in flight take; None where every
+                block stays.
         """
         self.index = index
         self.allocator = allocator
         self.spec = spec
-        self._max_resident = max_resident
+        self._resident = resident
         self.growths = 0
         self.growth_refusals = 0
         self._grow_pool = grow
@@ -86,14 +86,16 @@ class GroupManager:
     @property
     def max_tokens(self) -> int | None:
         """The longest sequence that its pool holds; None if there is no bound."""
-        if self._max_resident is not None and self.max_usable_blocks >= self._max_resident:
+        if self._resident is not None and self.max_usable_blocks >= self._resident.least:
             return None
         return self.max_usable_blocks * self.allocator.block_size
 
     def num_resident(self, num_tokens: int) -> int:
-        """Return how many blocks a sequence of `num_tokens` holds at most."""
+        """Return how many blocks a sequence of `num_tokens` may hold at most."""
         num_blocks = blocks_for(num_tokens, self.allocator.block_size)
-        return num_blocks if self._max_resident is None else min(num_blocks, self._max_resident)
+        if self._resident is None:
+            return num_blocks
+        return min(num_blocks, self._resident.most, self.max_usable_blocks)
 
     def real_blocks(self, blocks: Sequence[Block]) -> list[Block]:
         """Return the blocks without the null block."""
@@ -183,15 +185,15 @@ class GroupManager:
 
     def _find_window(self, chain: PrefixChain, max_blocks: int) -> list[Block]:
         size, boundary, found = self.allocator.block_size, max_blocks, list[Block]()
-        for index in range(max_blocks - 1, -1, -1):
-            block = self._lookup(chain, index)
+        for first in range(max_blocks, 0, -1):
+            if first <= self.first_needed(boundary * size):
+                return [self.allocator.null] * first + found[::-1]
+            block = self._lookup(chain, first - 1)
             if block is None:
-                boundary, found = index, []
-                continue
-            found.append(block)
-            if index <= self.first_needed(boundary * size):
-                return [self.allocator.null] * index + found[::-1]
-        return []
+                boundary, found = first - 1, []
+            else:
+                found.append(block)
+        return found[::-1]
 
     def find_blocks(self, chain: PrefixChain, first: int, count: int) -> list[BlockId]:
         """Return the ids of published blocks `[first, first + count)`, up to the first hole."""
@@ -224,6 +226,7 @@ class GroupManager:
         """Return the figures as they are now."""
         allocator = self.allocator
         return GroupStats(
+            kind=group_kind(self.spec),
             num_blocks=allocator.num_blocks,
             max_num_blocks=allocator.max_num_blocks,
             num_free=allocator.num_free,

@@ -40,6 +40,6 @@ def _check_table(group: GroupManager, sequence: cache_sequence.Sequence) -> None
     writable = table.blocks[max(committed, table.num_expired) :]
     assert all(block.ref_count == 1 for block in writable), "nobody else reads them"
     assert all(block.hash is None for block in writable), "nobody else can find them"
-    assert table.num_expired <= group.first_needed(sequence.frontier), "the window is held"
+    assert table.num_expired <= group.first_needed(sequence.cursor), "the window is held"
     gone = table.blocks[: table.num_expired]
     assert all(block is group.allocator.null for block in gone), "what is gone is null"

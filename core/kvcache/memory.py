@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+import bisect
 import threading
 from collections.abc import Sequence
 
@@ -108,22 +108,47 @@ def grown_size(current: int, needed: int, maximum: int) -> int:
     return min(maximum, max(2 * current, current + needed))
 
 
-def resident_blocks(
-    spec: AttentionSpec | None, block_size: int, max_in_flight: int
-) -> int | None:
-    """Return the blocks that one sequence holds at most; None if that grows with its length.
+@attrs.frozen
+class Resident:
+    """Blocks of a group with a window that one sequence holds, however long it is.
 
     A window, the tokens that steps compute at once, and one block since neither begins at
     a block's first token.
 
-    Args:
-        spec: What the group's layers keep.
-        block_size: Tokens of a block.
-        max_in_flight: Tokens of the sequence that steps compute at once, at most.
+    Attributes:
+        most: With the slice of a prefill that is being computed and the next one.
+        least: With one of them: blocks that the next one can do without are given back
+            before they could be published.
     """
+
+    most: int
+    least: int
+
+    @classmethod
+    def of(cls, spec: AttentionSpec | None, block_size: int, max_slice: int) -> Resident | None:
+        """Return what a group needs; None if that grows with the sequence.
+
+        Args:
+            spec: What the group's layers keep.
+            block_size: Tokens of a block.
+            max_slice: Tokens of one sequence that a step computes, at most.
+        """
+        if not isinstance(spec, SlidingWindow):
+            return None
+        most, least = (
+            blocks_for(spec.window - 1 + tokens, block_size) + 1
+            for tokens in (2 * max_slice, max_slice)
+        )
+        return cls(most, least)
+
+
+def _largest_slice(spec: AttentionSpec, num_blocks: int, block_size: int) -> int | None:
+    """Return the tokens that a step may compute of a sequence alone in its pool, or None."""
     if not isinstance(spec, SlidingWindow):
         return None
-    return blocks_for(spec.window - 1 + max_in_flight, block_size) + 1
+    usable = num_blocks - 1  # and one that is not used in full, as neither end is aligned
+    tokens = (usable - 1) * block_size - (spec.window - 1)
+    return max(block_size, tokens // block_size * block_size)
 
 
 @attrs.frozen
@@ -148,12 +173,15 @@ class PoolPlan:
         effective_window_tokens: The longest sequence that the largest pools hold.
         state_bytes: What the recurrent states of all running sequences take beside the pools.
         primary: The layout's primary group.
+        max_slice: Tokens of one sequence that a step may compute, so that the largest pools
+            hold them beside its windows; None for no bound.
     """
 
     groups: tuple[GroupPlan, ...] = attrs.field(converter=tuple)
     effective_window_tokens: int
     state_bytes: int = 0
     primary: int = 0
+    max_slice: int | None = None
 
     @property
     def initial_blocks(self) -> int:
@@ -180,14 +208,14 @@ class _Demand:
         floor: Less is of no use to anybody.
         minimum: One sequence of the model's full context, and a block for each other one.
         useful: More than sequences can fill is not made.
-        resident: Blocks that one sequence holds at most; None if that grows with its length.
+        resident: Blocks that one sequence holds; None if that grows with its length.
     """
 
     block_bytes: int
     floor: int
     minimum: int
     useful: int
-    resident: int | None
+    resident: Resident | None
 
     @classmethod
     def of(
@@ -198,18 +226,19 @@ class _Demand:
         block_size: int,
         context_blocks: int,
         max_num_seqs: int,
-        max_in_flight: int,
+        max_slice: int,
     ) -> _Demand:
         """Return the demand of a group."""
-        resident = resident_blocks(spec, block_size, max_in_flight)
+        resident = Resident.of(spec, block_size, max_slice)
         everything = 1 + max_num_seqs * context_blocks
         if not isinstance(spec, SlidingWindow) or resident is None:
             minimum = context_blocks + max_num_seqs
             return cls(block_bytes, MIN_BLOCKS, minimum, everything, None)
-        one = min(resident, context_blocks)
+        one = min(resident.most, context_blocks)
+        least = min(blocks_for(spec.window - 1, block_size) + 2, context_blocks)
         kept = KEPT_WINDOWS * blocks_for(spec.window, block_size)
         useful = min(everything, 1 + max_num_seqs * (one + kept))
-        return cls(block_bytes, 1 + one, one + max_num_seqs, useful, resident)
+        return cls(block_bytes, 1 + least, one + max_num_seqs, useful, resident)
 
 
 def plan_pools(
@@ -219,7 +248,7 @@ def plan_pools(
     itemsize: int,
     max_context_tokens: int,
     max_num_seqs: int,
-    max_in_flight: int = 1,
+    max_slice: int = 1,
     max_bytes: int | None = None,
     initial_bytes: int | None = None,
     available_bytes: int | None = None,
@@ -228,7 +257,7 @@ def plan_pools(
 
     The budget is one for all groups. First each gets the least that is of use, then what one
     sequence of the longest context takes and a block for each other one, then what sequences
-    can fill; what does not suffice for the next step is spread over it evenly.
+    can fill.
 
     Args:
         layout: If it has no group, blocks cost nothing and there are as many as sequences
@@ -237,7 +266,7 @@ def plan_pools(
         itemsize: Bytes of an element.
         max_context_tokens: The longest sequence that the model takes.
         max_num_seqs: Sequences that run at once; more blocks than they can fill are not made.
-        max_in_flight: Tokens of one sequence that steps compute at once, at most.
+        max_slice: Tokens of one sequence that a step computes, at most.
         max_bytes: Most that all pools may take; None means 2048 MiB, or with windows what one
             sequence of the longest context takes if that is more.
         initial_bytes: What they take at load; None means the most.
@@ -262,7 +291,7 @@ def plan_pools(
             block_size=block_size,
             context_blocks=context_blocks,
             max_num_seqs=max_num_seqs,
-            max_in_flight=max_in_flight,
+            max_slice=max_slice,
         )
         for group, spec in enumerate(layout.groups)
     ]
@@ -275,10 +304,15 @@ def plan_pools(
     bounds = [
         (size - 1) * block_size
         for size, demand in zip(largest, demands, strict=True)
-        if demand.resident is None or size - 1 < demand.resident
+        if demand.resident is None
     ]
     window = min([max_context_tokens, *bounds])
-    return PoolPlan(groups, window, state_bytes, layout.primary)
+    slices = [
+        _largest_slice(spec, size, block_size)
+        for spec, size in zip(layout.groups, largest, strict=True)
+    ]
+    fits = min((tokens for tokens in slices if tokens is not None), default=None)
+    return PoolPlan(groups, window, state_bytes, layout.primary, fits)
 
 
 def _automatic_bytes(demands: Sequence[_Demand]) -> int:
@@ -288,30 +322,32 @@ def _automatic_bytes(demands: Sequence[_Demand]) -> int:
 
 
 def _divide(num_bytes: int, demands: Sequence[_Demand]) -> list[int]:
-    """Return each group's blocks for a budget of all groups."""
-    levels = [
-        [demand.floor for demand in demands],
-        [max(demand.floor, demand.minimum) for demand in demands],
-        [max(demand.floor, demand.minimum, demand.useful) for demand in demands],
-    ]
-    costs = [
-        sum(n * demand.block_bytes for n, demand in zip(level, demands, strict=True))
-        for level in levels
-    ]
-    if num_bytes < costs[0]:
+    """Return each group's blocks for a budget of all groups.
+
+    Up to the minimum all get the same number, as far as they can use it: a window takes no
+    more blocks than the tokens that full attention has room for.
+    """
+
+    def at(level: int) -> list[int]:
+        return [min(max(d.floor, level), max(d.floor, d.minimum)) for d in demands]
+
+    def cost(level: int) -> int:
+        return sum(n * d.block_bytes for n, d in zip(at(level), demands, strict=True))
+
+    top = max(max(demand.floor, demand.minimum) for demand in demands)
+    if num_bytes < cost(0):
         raise MemoryBudgetError(
-            f"the cache needs at least {_ceil_mib(costs[0])} MiB (one block and the null "
+            f"the cache needs at least {_ceil_mib(cost(0))} MiB (one block and the null "
             f"block, and a whole window where there is one), {_floor_mib(num_bytes)} MiB are "
             "allowed"
         )
-    for (low, high), (less, more) in zip(
-        itertools.pairwise(levels), itertools.pairwise(costs), strict=True
-    ):
-        if num_bytes < more:
-            share = num_bytes - less
-            steps = zip(low, high, strict=True)
-            return [a + (b - a) * share // (more - less) for a, b in steps]
-    return levels[-1]
+    if num_bytes < cost(top):
+        return at(bisect.bisect_right(range(top), num_bytes, key=cost) - 1)
+    spare = [max(0, d.useful - n) for n, d in zip(at(top), demands, strict=True)]
+    span = sum(n * d.block_bytes for n, d in zip(spare, demands, strict=True))
+    share = min(num_bytes - cost(top), span)
+    more = [n * share // max(1, span) for n in spare]
+    return [n + extra for n, extra in zip(at(top), more, strict=True)]
 
 
 def _beside_states(available_bytes: int, state_bytes: int, max_num_seqs: int) -> int:

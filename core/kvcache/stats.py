@@ -4,12 +4,28 @@ from __future__ import annotations
 
 import attrs
 
+from ..contract.layer_spec import AttentionSpec, SlidingWindow
+
+
+def group_kind(spec: AttentionSpec | None) -> str:
+    """Return what the layers of a group keep, in a word or two.
+
+    Args:
+        spec: Of the group; None for the group of a model that has recurrent layers alone,
+            whose blocks have no pool and only count tokens.
+    """
+    if spec is None:
+        return "no keys"
+    return f"window {spec.window}" if isinstance(spec, SlidingWindow) else "full"
+
 
 @attrs.frozen
 class GroupStats:
     """One group's figures; `num_blocks = 1 + num_free + num_evictable + num_live`.
 
     Attributes:
+        kind: What its layers keep: `full` for every position, `window 64` for the newest 64,
+            `no keys` if all layers are recurrent.
         num_blocks: Blocks, the null block included.
         max_num_blocks: Blocks that growth may reach.
         num_free: Blocks that hold nothing.
@@ -20,6 +36,7 @@ class GroupStats:
         growth_refusals: Times that memory did not allow it.
     """
 
+    kind: str
     num_blocks: int
     max_num_blocks: int
     num_free: int
@@ -38,8 +55,11 @@ class CacheStats:
         groups: One a group.
         prefix_lookups: Sequences that were attached.
         prefix_hit_tokens: Tokens that they did not have to compute.
+        prefix_unbacked_tokens: Tokens behind those whose keys and values were held and had to
+            be computed again, since the state or the window at their end was not.
     """
 
     groups: tuple[GroupStats, ...]
     prefix_lookups: int
     prefix_hit_tokens: int
+    prefix_unbacked_tokens: int

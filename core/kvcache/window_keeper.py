@@ -92,13 +92,34 @@ class WindowKeeper:
         if first < sequence.prompt_boundary <= sequence.num_published:
             passed.add(sequence.prompt_boundary)
         for boundary in sorted(passed):
-            self.keep(sequence.owner, sequence.chain, boundary)
+            if self._holds(sequence, boundary):
+                prompt = boundary == sequence.prompt_boundary
+                self.keep(sequence.owner, sequence.chain, boundary, prompt=prompt)
         for group in self._groups:
             table = sequence.tables[group.index]
             group.allocator.expire(table.expire(group.first_needed(sequence.frontier)))
 
-    def keep(self, owner: str, chain: PrefixChain, num_blocks: int) -> None:
-        """Hold on to the window at a boundary of a chain whose blocks there are published."""
+    def _holds(self, sequence: Sequence, num_blocks: int) -> bool:
+        """Return whether a sequence has the windows at a boundary; restores jump over some."""
+        return all(
+            sequence.tables[group.index].num_expired
+            <= group.first_needed(num_blocks * self._block_size)
+            for group in self._groups
+        )
+
+    def keep(
+        self, owner: str, chain: PrefixChain, num_blocks: int, *, prompt: bool = False
+    ) -> None:
+        """Hold on to the window at a boundary of a chain whose blocks there are published.
+
+        Args:
+            owner: Whose turn passed it.
+            chain: The chain.
+            num_blocks: The boundary.
+            prompt: It is the end of a prompt, where a retry begins, and the next turn if that
+                tells the answer in other words. The newest of them, half of all boundaries,
+                are protected.
+        """
         boundary = num_blocks * self._block_size
         entry = Checkpoint(
             owner=owner,
@@ -106,12 +127,19 @@ class WindowKeeper:
             num_blocks=num_blocks,
             boundary=boundary,
             num_bytes=window_bytes(boundary, self._window, self._row_bytes),
+            protected=prompt,
         )
         self._pin(entry)
         known = self.checkpoints.get(entry.hash)
         if known is not None:
             self._drop(known)
         self.checkpoints.put(entry)
+        self._prune()
+
+    def _prune(self) -> None:
+        prompts = [entry for entry in self.checkpoints.entries if entry.protected]
+        for entry in prompts[: -(self.rules.max_checkpoints // 2)]:
+            self.checkpoints.expose(entry)
         while victim := choose_window_victim(self.checkpoints.entries, self.rules):
             self._drop(victim)
 
@@ -122,8 +150,7 @@ class WindowKeeper:
         """
         for group in self._groups:
             hashes = self._hashes(group, sequence.chain.hashes, sequence.num_published)
-            group.allocator.pin(hashes)
-            group.allocator.unpin(hashes)
+            group.allocator.rescue(hashes)
 
     def clear(self) -> None:
         """Hold on to nothing."""

@@ -145,3 +145,14 @@ def test_rate_lies_among_its_measurements(measurements):
     assert rate.us_per_unit is not None
 
     assert min(rates) * 0.999 <= rate.us_per_unit <= max(rates) * 1.001
+
+
+def test_a_sidecar_counts_on_both_sides():
+    """SC-4: a restore that reads a large sidecar is predicted, and measured, with its bytes."""
+    cost = make_cost((10, 1000.0), (160, 1_000_000.0))
+    state_bytes = 90 * cost.block_bytes
+
+    assert cost.restore_us(10, state_bytes) == cost.restore_us(100)
+    assert cost.restore_pays(10, 160)
+    dear = make_cost((10, 1000.0), (160, 5000.0))
+    assert not dear.restore_pays(10, 160, state_bytes)

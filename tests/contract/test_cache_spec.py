@@ -13,6 +13,7 @@ from neve.contract.cache_spec import (
     Owned,
     Recurrent,
     RecurrentState,
+    SlidingWindow,
     StateTensor,
     Uncached,
     group_layers,
@@ -21,6 +22,7 @@ from neve.contract.cache_spec import (
 )
 
 NARROW, WIDE = FullAttention(2, 8), FullAttention(1, 16)
+SHORT, LONG = SlidingWindow(16, 2, 8), SlidingWindow(64, 2, 8)
 
 CONV = RecurrentState([StateTensor("conv", (3, 8))])
 DELTA = RecurrentState([StateTensor("conv", (3, 8)), StateTensor("sum", (2, 4, 4), "float32")])
@@ -210,3 +212,76 @@ def test_a_block_takes_keys_and_values_of_all_layers_of_its_group() -> None:
 
     assert layout.block_bytes(0, block_size=16, itemsize=2) == 3 * 2 * (8 + 4) * 16 * 2
     assert layout.block_bytes(1, block_size=16, itemsize=4) == 1 * 1 * (16 + 16) * 16 * 4
+
+
+# -- windows -----------------------------------------------------------------------------
+
+
+def test_windows_of_other_lengths_are_other_groups() -> None:
+    """GR-1: layers of equal kind and layout form a group; a window is part of the kind."""
+    layout = layer_routes([SHORT, NARROW, SHORT, LONG, SlidingWindow(16, 2, 8, 8), LONG])
+
+    assert layout.groups == (SHORT, NARROW, LONG)
+    assert layout.routes == (
+        Owned(0, 0),
+        Owned(1, 0),
+        Owned(0, 1),
+        Owned(2, 0),
+        Owned(0, 2),
+        Owned(2, 1),
+    )
+
+
+@pytest.mark.parametrize(
+    ("specs", "primary", "windows"),
+    [
+        ([NARROW], 0, ()),
+        ([NARROW, SHORT], 0, (1,)),
+        ([SHORT, NARROW], 1, (0,)),
+        ([SHORT, LONG, WIDE, NARROW], 2, (0, 1)),
+        ([SHORT, LONG], 0, (0, 1)),
+        ([CONV, SHORT, NARROW], 1, (0,)),
+        ([CONV], 0, ()),
+    ],
+)
+def test_the_primary_group_is_the_first_that_keeps_everything(
+    specs: list[Any], primary: int, windows: tuple[int, ...]
+) -> None:
+    """GR-1: lengths are counted in a group without a window, wherever it stands."""
+    layout = layer_routes(specs)
+
+    assert (layout.primary, layout.windows) == (primary, windows)
+
+
+def test_routed_aliases_read_the_anchor_of_their_kind() -> None:
+    """GR-1: an alias owns no storage and makes no group, whatever its anchor keeps."""
+    layout = layer_routes([SHORT, NARROW, Alias(0), Alias(1), None])
+
+    assert layout.groups == (SHORT, NARROW)
+    assert [layout.owner(i) for i in range(4)] == [Owned(0, 0), Owned(1, 0)] * 2
+    assert [layout.num_group_layers(g) for g in range(2)] == [1, 1]
+    assert layout.routes[4] == Uncached()
+
+
+@pytest.mark.parametrize(
+    ("specs", "sentence"),
+    [
+        ([Alias(0)], "layer 0: there is no anchor layer 0 before it"),
+        ([SHORT, Alias(2), NARROW], "layer 1: there is no anchor layer 2 before it"),
+        ([SHORT, Alias(0), Alias(1)], "layer 2: anchor 1 owns no storage"),
+        ([CONV, SHORT, Alias(0)], "layer 2: anchor 0 owns no storage"),
+        ([None, SHORT, Alias(0)], "layer 2: anchor 0 owns no storage"),
+    ],
+)
+def test_routed_aliases_follow_the_rules(specs: list[Any], sentence: str) -> None:
+    """GR-1: an alias points at an earlier owner, not at an alias; the error says which."""
+    with pytest.raises(ValueError, match=sentence):
+        layer_routes(specs)
+
+
+def test_a_windows_block_is_as_large_as_any_other() -> None:
+    """GR-4: a block's bytes follow from layers, heads, widths and tokens alone."""
+    layout = layer_routes([SHORT, NARROW, SHORT, Alias(0)])
+
+    assert layout.block_bytes(0, block_size=16, itemsize=2) == 2 * 2 * (8 + 8) * 16 * 2
+    assert layout.block_bytes(1, block_size=16, itemsize=2) == 1 * 2 * (8 + 8) * 16 * 2

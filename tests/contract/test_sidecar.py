@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 
 from neve.coldtier.keys import ColdGroup
 from neve.contract.cache_spec import (
+    Alias,
     FullAttention,
     RecurrentState,
+    SlidingWindow,
     StateTensor,
     layer_routes,
 )
@@ -19,7 +21,9 @@ from neve.contract.sidecar import (
     SidecarLayout,
     SidecarPolicy,
     SidecarTensor,
+    anchor_grid,
     recurrent_policy,
+    window_policy,
 )
 
 WINDOW = 512
@@ -194,3 +198,81 @@ def test_a_dtype_that_no_sidecar_holds_is_refused() -> None:
     """SD-2: what could not be written back exactly is not declared."""
     with pytest.raises(ValueError, match="dtype"):
         recurrent_policy("gdn_state", layer_routes([CONV_AND_SSM]), "int8")
+
+
+# -- windows -----------------------------------------------------------------------------
+
+SLIDING = SlidingWindow(WINDOW, 4, 8, 6)
+GEMMA4_GRID = anchor_grid(1, 4)
+SLIDING_LAYOUT = layer_routes([SLIDING, SLIDING, ATTENTION, SLIDING, Alias(2), Alias(3)])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_a_sliding_familys_sidecar_follows_its_layout(dtype: str) -> None:
+    """SD-3: keys and values of each layer that owns a window; an alias has none of its own."""
+    policy = window_policy(SLIDING_LAYOUT, dtype, anchors=GEMMA4_GRID)
+    tensors = [
+        SidecarTensor("keys", (1, 4, WINDOW, 8), dtype),
+        SidecarTensor("values", (1, 4, WINDOW, 6), dtype),
+    ]
+
+    assert policy == SidecarPolicy(
+        "sliding_window", SidecarLayout(3, tensors), scaled_axis=2, anchors=GEMMA4_GRID
+    )
+
+
+@given(st.integers(1, WINDOW - 1), st.integers(WINDOW, 10 * WINDOW))
+def test_a_windows_rows_follow_the_boundary(below: int, beyond: int) -> None:
+    """SD-2: `min(boundary, window)` rows, as the window holds there; nothing else changes."""
+    policy = window_policy(SLIDING_LAYOUT, "bfloat16", anchors=())
+    assert policy is not None
+    keys, values = policy.expected_at(below).tensors
+
+    assert (keys.dims, values.dims) == ((1, 4, below, 8), (1, 4, below, 6))
+    assert policy.expected_at(below).num_bytes == 3 * below * SLIDING.token_elements() * 2
+    assert policy.expected_at(beyond) == policy.layout
+    assert keys.dims[2] == SLIDING.rows_at(below)
+
+
+def test_without_a_window_there_is_no_policy() -> None:
+    """SD-2: blocks of full attention hold all that a prefix leaves behind."""
+    assert window_policy(layer_routes([ATTENTION]), "bfloat16", anchors=GEMMA4_GRID) is None
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        SlidingWindow(WINDOW // 2, 4, 8, 6),
+        SlidingWindow(WINDOW, 2, 8, 6),
+        SlidingWindow(WINDOW, 4, 16, 6),
+        SlidingWindow(WINDOW, 4, 8, 8),
+    ],
+    ids=repr,
+)
+def test_a_sidecar_holds_one_kind_of_window(other: SlidingWindow) -> None:
+    """SD-2: layers whose windows differ in length, heads or widths have no common policy."""
+    with pytest.raises(ValueError, match="one kind of window"):
+        window_policy(layer_routes([SLIDING, ATTENTION, other]), "float32", anchors=())
+
+
+@pytest.mark.parametrize(
+    ("first", "count", "blocks"),
+    [(1, 4, (4, 16, 64, 256)), (0, 5, (1, 4, 16, 64, 256)), (0, 0, ()), (2, 1, (16,))],
+)
+def test_anchors_are_powers_of_four_from_the_first_block_on(
+    first: int, count: int, blocks: tuple[int, ...]
+) -> None:
+    """SD-5: `4 ** k` blocks, pinned at zero, so that all prompts share them."""
+    assert anchor_grid(first, count) == blocks
+
+
+def test_the_grids_of_the_two_families_in_tokens() -> None:
+    """SD-5: at a block size of 16, 64 to 4096 tokens, and 16 to 4096."""
+    assert [16 * anchor for anchor in anchor_grid(1, 4)] == [64, 256, 1024, 4096]
+    assert [16 * anchor for anchor in anchor_grid(0, 5)] == [16, 64, 256, 1024, 4096]
+
+
+def test_an_anchor_is_a_boundary() -> None:
+    """SD-5: there is nothing to keep before the first block."""
+    with pytest.raises(ValueError, match="anchors"):
+        window_policy(SLIDING_LAYOUT, "float32", anchors=(0, 4))

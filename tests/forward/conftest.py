@@ -10,7 +10,15 @@ import attrs
 import mlx.core as mx
 import pytest
 
-from neve.contract.cache_spec import Alias, CacheLayout, FullAttention, Owned, Uncached
+from neve.contract.cache_spec import (
+    Alias,
+    CacheLayout,
+    FullAttention,
+    Owned,
+    SlidingWindow,
+    Uncached,
+    layer_routes,
+)
 from neve.contract.forward import ForwardContext, RopeSpec, StepBatch
 from neve.forward.flat_context import FlatContext
 from neve.forward.paged_context import PagedContext
@@ -22,6 +30,7 @@ from neve.kvcache.layer_pool import LayerPool
 DIMS, NUM_HEADS, VOCAB = 24, 4, 50
 SOFTCAP = 2.0
 GARBAGE = 1e4
+WINDOW = 11
 
 
 @attrs.frozen
@@ -120,6 +129,7 @@ class NaiveContext:
     ) -> mx.array:
         route = self._layout.routes[layer]
         anchor = route.anchor if isinstance(route, Alias) else layer
+        spec = self._layout.groups[self._layout.owner(layer).group]
         rows: list[mx.array] = []
         for segment, history in zip(self._batch.segments, self._histories, strict=True):
             for i in range(segment.length):
@@ -127,9 +137,9 @@ class NaiveContext:
                 seen = history.setdefault(anchor, [])
                 if k is not None and v is not None:
                     seen[position:] = [(k[t], v[t])]
-                keys, values = (
-                    mx.stack(list(x)) for x in zip(*seen[: position + 1], strict=True)
-                )
+                oldest = position + 1 - spec.window if isinstance(spec, SlidingWindow) else 0
+                visible = seen[max(0, oldest) : position + 1]
+                keys, values = (mx.stack(list(x)) for x in zip(*visible, strict=True))
                 rows.append(_attend_one(q[t], keys, values, scale, softcap))
         return mx.stack(rows)
 
@@ -172,8 +182,19 @@ class FlatLane:
         return FlatContext(self._layout, caches, batch)
 
 
+@attrs.define
+class Tables:
+    """One sequence's row of the mirrors, and its blocks in each group; None where expired."""
+
+    row: int
+    blocks: list[list[int | None]]
+
+
 class PagedLane:
-    """Pools whose blocks are handed out in a shuffled order, a different one in each group."""
+    """Pools whose blocks are handed out in a shuffled order, a different one in each group.
+
+    What a window has moved past becomes the null block, and is handed out again at once.
+    """
 
     def __init__(
         self,
@@ -194,7 +215,7 @@ class PagedLane:
         self._tables = [DeviceTables(num_rows, num_blocks) for _ in layout.groups]
         self._free = [shuffle.sample(range(1, num_blocks), num_blocks - 1) for _ in self.pools]
         self._rows = shuffle.sample(range(num_rows), num_rows)
-        self._known: dict[str, tuple[int, int]] = {}  # name -> row, blocks
+        self._known: dict[str, Tables] = {}
         if garbage:
             self._litter(num_blocks, num_rows)
 
@@ -212,18 +233,31 @@ class PagedLane:
                 for i in range(num_blocks)
             )
 
-    def _reserve(self, name: str, num_tokens: int) -> int:
-        """Return the row of a sequence whose tables hold `num_tokens`."""
-        row, held = self._known.get(name) or (self._rows.pop(), 0)
-        needed = -(-num_tokens // self.block_size)
-        for free, table in zip(self._free, self._tables, strict=True):
-            table.update((row, i, free.pop()) for i in range(held, needed))
-        self._known[name] = (row, max(held, needed))
-        return row
+    def _reserve(self, name: str, position: int, length: int) -> int:
+        """Return the row of a sequence whose tables hold `[position, position + length)`."""
+        if name not in self._known:
+            self._known[name] = Tables(self._rows.pop(), [[] for _ in self._free])
+        known = self._known[name]
+        needed = -(-(position + length) // self.block_size)
+        for g, (free, held) in enumerate(zip(self._free, known.blocks, strict=True)):
+            first = self.layout.groups[g].first_visible(position) // self.block_size
+            for index, block in enumerate(held[:first]):
+                if block is not None:
+                    free.append(block)
+                    held[index] = None
+                    self._tables[g].update([(known.row, index, 0)])
+            new = {index: free.pop() for index in range(len(held), needed)}
+            held.extend(new.values())
+            self._tables[g].update((known.row, index, block) for index, block in new.items())
+        return known.row
+
+    def num_held(self, name: str, group: int) -> int:
+        """Return the blocks that a sequence holds in a group."""
+        return sum(block is not None for block in self._known[name].blocks[group])
 
     def context(self, batch: StepBatch, names: Sequence[str]) -> ForwardContext:
         rows = [
-            self._reserve(name, segment.position + segment.length)
+            self._reserve(name, segment.position, segment.length)
             for name, segment in zip(names, batch.segments, strict=True)
         ]
         return PagedContext(self.layout, self.pools, self._tables, batch, rows, self.block_size)
@@ -238,12 +272,23 @@ LAYOUTS: Mapping[str, CacheLayout] = {
         [FullAttention(2, 8), FullAttention(4, 4)],
         [Owned(0, 0), Uncached(), Owned(1, 0), Alias(0), Alias(2), Owned(0, 1), Alias(0)],
     ),
+    "windows": layer_routes(
+        [
+            SlidingWindow(WINDOW, 2, 8),
+            FullAttention(1, 12, 8),
+            SlidingWindow(WINDOW, 2, 8),
+            Alias(0),
+            Alias(1),
+            SlidingWindow(5, 4, 4, 8),
+        ]
+    ),
+    "windows alone": layer_routes([SlidingWindow(16, 4, 8), SlidingWindow(1, 1, 8), Alias(0)]),
 }
 
 
-@pytest.fixture(params=LAYOUTS)
+@pytest.fixture(params=["uniform", "two groups", "aliases", "windows"])
 def layout(request: pytest.FixtureRequest) -> CacheLayout:
-    """Every layout in turn."""
+    """Layouts of every kind in turn."""
     return LAYOUTS[request.param]
 
 
@@ -269,6 +314,28 @@ def lanes() -> Mapping[str, Callable[..., Lane]]:
 def make_part() -> Callable[[str, Sequence[int]], Part]:
     """Return a builder of parts of steps."""
     return Part
+
+
+@pytest.fixture(scope="session")
+def known() -> dict[Any, dict[str, mx.array]]:
+    """What naive lanes have computed: layout and prompts -> outputs."""
+    return {}
+
+
+@pytest.fixture
+def run_naive(
+    run: Callable[..., dict[str, mx.array]], known: dict[Any, dict[str, mx.array]]
+) -> Callable[..., dict[str, mx.array]]:
+    """Return a function that computes whole prompts naively, each set of them once."""
+
+    def run_once(model: ToyModel, prompts: Mapping[str, Sequence[int]]) -> dict[str, mx.array]:
+        key = (model.layout, *((name, tuple(tokens)) for name, tokens in prompts.items()))
+        if key not in known:
+            steps = [[Part(name, tokens)] for name, tokens in prompts.items()]
+            known[key] = run(model, NaiveLane(model.layout), steps)
+        return known[key]
+
+    return run_once
 
 
 @pytest.fixture

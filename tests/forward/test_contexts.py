@@ -47,6 +47,7 @@ def test_any_chunking_is_naive_attention(
     layout: CacheLayout,
     lanes: Lanes,
     run: Run,
+    run_naive: Run,
     make_model: Callable[..., Any],
     make_part: Callable[..., Any],
 ) -> None:
@@ -56,7 +57,7 @@ def test_any_chunking_is_naive_attention(
 
     actual = run(model, lanes[kind](layout), steps)
 
-    assert_close(actual, run(model, lanes["naive"](layout), [[make_part("a", tokens)]]))
+    assert_close(actual, run_naive(model, {"a": tokens}))
 
 
 @pytest.mark.parametrize("kind", ["flat", "paged"])
@@ -65,6 +66,7 @@ def test_a_mixed_batch_is_its_sequences_alone(
     layout: CacheLayout,
     lanes: Lanes,
     run: Run,
+    run_naive: Run,
     make_model: Callable[..., Any],
     make_part: Callable[..., Any],
 ) -> None:
@@ -82,8 +84,7 @@ def test_a_mixed_batch_is_its_sequences_alone(
 
     actual = run(model, lanes[kind](layout), steps)
 
-    alone = [[make_part(name, tokens[name][: ends[name]])] for name in tokens]
-    assert_close(actual, run(model, lanes["naive"](layout), alone))
+    assert_close(actual, run_naive(model, {n: tokens[n][: ends[n]] for n in tokens}))
 
 
 @pytest.mark.parametrize("kind", ["flat", "paged"])
@@ -92,6 +93,7 @@ def test_decode_rows_of_very_different_lengths_keep_their_order(
     layout: CacheLayout,
     lanes: Lanes,
     run: Run,
+    run_naive: Run,
     make_model: Callable[..., Any],
     make_part: Callable[..., Any],
 ) -> None:
@@ -106,8 +108,7 @@ def test_decode_rows_of_very_different_lengths_keep_their_order(
 
     actual = run(model, lanes[kind](layout), steps)
 
-    alone = [[make_part(name, tokens[name])] for name in tokens]
-    assert_close(actual, run(model, lanes["naive"](layout), alone))
+    assert_close(actual, run_naive(model, tokens))
 
 
 schedules = st.lists(
@@ -124,7 +125,7 @@ schedules = st.lists(
 )
 @given(
     schedule=schedules,
-    name=st.sampled_from(["uniform", "two groups", "aliases"]),
+    name=st.sampled_from(["uniform", "two groups", "aliases", "windows", "windows alone"]),
     seed=st.integers(0, 99),
 )
 def test_paged_is_flat(

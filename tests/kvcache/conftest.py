@@ -4,7 +4,13 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from neve.contract.cache_spec import CacheLayout, FullAttention, group_layers
+from neve.contract.cache_spec import (
+    AttentionSpec,
+    CacheLayout,
+    FullAttention,
+    SlidingWindow,
+    group_layers,
+)
 from neve.ids import SHARED_DOMAIN, SaltDomain, SequenceId
 from neve.kvcache.block_allocator import BlockAllocator
 from neve.kvcache.block_identity import PrefixChain
@@ -49,6 +55,27 @@ def make_coordinator(make_layout: Callable[[int], CacheLayout]) -> Callable[...,
         sizes = num_blocks or (16,)
         allocators = [BlockAllocator(n, BLOCK_SIZE, max_num_blocks) for n in sizes]
         return Coordinator(make_layout(len(sizes)), allocators, grow)
+
+    return build
+
+
+@pytest.fixture
+def make_windowed() -> Callable[..., Coordinator]:
+    """Return a builder of coordinators with a group a window; None for full attention."""
+
+    def build(
+        *windows: int | None,
+        num_blocks: int | Sequence[int] = 64,
+        max_slice: int = 64,
+        block_size: int = BLOCK_SIZE,
+    ) -> Coordinator:
+        specs: list[AttentionSpec] = [
+            FullAttention(1, 8 + i) if window is None else SlidingWindow(window, 1, 8 + i)
+            for i, window in enumerate(windows)
+        ]
+        sizes = [num_blocks] * len(specs) if isinstance(num_blocks, int) else num_blocks
+        allocators = [BlockAllocator(n, block_size) for n in sizes]
+        return Coordinator(group_layers(specs), allocators, max_slice=max_slice)
 
     return build
 

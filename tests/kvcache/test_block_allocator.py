@@ -253,6 +253,164 @@ def test_growth_appends_to_the_free_queue() -> None:
     allocator.check()
 
 
+# -- blocks that a window has moved past -------------------------------------------------
+
+
+def test_expired_blocks_go_before_all_other_cached_ones(make_chain: MakeChain) -> None:
+    """GR-3: what a window has moved past is evicted first, in the order of its expiry."""
+    allocator = BlockAllocator(7, 4)
+    old = cached_chain(allocator, make_chain(range(8)))
+    passed = allocator.allocate(3)
+    publish_all(allocator, passed, make_chain(range(50, 62)))
+    allocator.expire(passed[:2])
+    allocator.expire(passed[2:])
+
+    assert ids(allocator.allocate(5)) == [6, *ids(passed), old[1].id]
+    assert allocator.evictions == 4
+    allocator.check()
+
+
+def test_an_expired_block_nobody_can_find_is_free(make_chain: MakeChain) -> None:
+    """GR-3: unpublished blocks go to the free queue, whatever let go of them."""
+    allocator = BlockAllocator(4, 4)
+    blocks = allocator.allocate(2)
+    allocator.expire(blocks)
+
+    assert (allocator.num_free, allocator.num_evictable) == (3, 0)
+    assert ids(allocator.allocate(3)) == [3, 1, 2]
+    allocator.check()
+
+
+def test_a_shared_block_expires_with_its_last_holder(make_chain: MakeChain) -> None:
+    """KV-2: one window moves on, another sequence still holds the block."""
+    allocator = BlockAllocator(4, 4)
+    blocks = allocator.allocate(1)
+    publish_all(allocator, blocks, make_chain(range(4)))
+    allocator.share(blocks)
+    allocator.expire(blocks)
+
+    assert (allocator.num_live, allocator.num_evictable) == (1, 0)
+    allocator.free(blocks)
+    assert list(allocator._evictable) == blocks, "released, not moved past"
+    allocator.check()
+
+
+def test_a_hit_takes_an_expired_block_back(make_chain: MakeChain) -> None:
+    """GR-7: what waits to be evicted first can still be found and held."""
+    allocator = BlockAllocator(4, 4)
+    chain = make_chain(range(4))
+    blocks = allocator.allocate(1)
+    publish_all(allocator, blocks, chain)
+    allocator.expire(blocks)
+    found = allocator.lookup(chain.hashes[0], chain.identities[0])
+
+    assert found is blocks[0]
+    allocator.share(blocks)
+    assert (allocator.num_live, blocks[0].queue) == (1, None)
+    allocator.check()
+
+
+@pytest.mark.parametrize("pinned_first", [True, False])
+def test_a_pinned_block_waits_like_others(make_chain: MakeChain, pinned_first: bool) -> None:
+    """SD-6: pinned before or after its window moved on, it is not evicted first."""
+    allocator = BlockAllocator(5, 4)
+    chain = make_chain(range(8))
+    old = cached_chain(allocator, make_chain(range(50, 54)))
+    blocks = allocator.allocate(2)
+    publish_all(allocator, blocks, chain)
+    if pinned_first:
+        allocator.pin(chain.hashes[1:])
+    allocator.expire(blocks)
+    if not pinned_first:
+        allocator.pin(chain.hashes[1:])
+    allocator.check()
+
+    assert ids(allocator.allocate(4)) == [4, blocks[0].id, old[0].id, blocks[1].id]
+    allocator.check()
+
+
+def test_pins_are_counted(make_chain: MakeChain) -> None:
+    """SD-6: a block is pinned until everybody has taken his pin back."""
+    allocator = BlockAllocator(5, 4)
+    chain = make_chain(range(8))
+    blocks = allocator.allocate(2)
+    publish_all(allocator, blocks, chain)
+    for _ in range(2):
+        allocator.pin(chain.hashes)
+    allocator.unpin(chain.hashes)
+    allocator.expire(blocks[:1])
+    allocator.unpin(chain.hashes)
+    allocator.expire(blocks[1:])
+
+    assert not list(allocator._evictable), "nothing holds it back any more"
+    assert list(allocator._expired) == blocks
+    assert not allocator._pins
+    allocator.check()
+
+
+def test_a_pin_of_what_nobody_has_changes_nothing(make_chain: MakeChain) -> None:
+    """SD-6: a pin is a wish about a content, and holds for a block that comes later."""
+    allocator = BlockAllocator(4, 4)
+    chain = make_chain(range(4))
+    allocator.pin(chain.hashes)
+    blocks = allocator.allocate(1)
+    publish_all(allocator, blocks, chain)
+    allocator.expire(blocks)
+
+    assert list(allocator._evictable) == blocks
+    allocator.unpin(chain.hashes)
+    allocator.unpin(chain.hashes)
+    assert not allocator._pins
+    allocator.check()
+
+
+def test_purge_frees_what_was_moved_past_too(make_chain: MakeChain) -> None:
+    """KV-8: after a purge every cached block is free, in whichever queue it waited."""
+    allocator = BlockAllocator(6, 4)
+    cached_chain(allocator, make_chain(range(8)))
+    passed = allocator.allocate(2)
+    publish_all(allocator, passed, make_chain(range(50, 58)))
+    allocator.expire(passed)
+    allocator.purge()
+
+    assert (allocator.num_free, allocator.num_evictable, allocator.num_published) == (5, 0, 0)
+    allocator.check()
+
+
+def test_an_expired_parent_does_not_wait_for_its_children(make_chain: MakeChain) -> None:
+    """GR-3: a window needs no block before its first, so an expired head may go alone.
+
+    Its child stays, and a head set aside for it comes back once the child goes.
+    """
+    allocator = BlockAllocator(4, 4)
+    chain = make_chain(range(12))
+    blocks = allocator.allocate(3)
+    publish_all(allocator, blocks, chain)
+    allocator.expire(blocks[:1])
+    allocator.free(blocks[1:])
+
+    assert ids(allocator.allocate(1)) == ids(blocks[:1])
+    allocator.check()
+    assert ids(allocator.allocate(2)) == ids(blocks[:0:-1])
+    allocator.check()
+
+
+@pytest.mark.parametrize("operation", ["free", "expire"])
+def test_letting_go_twice_is_refused(operation: str) -> None:
+    """KV-8: neither way of giving a reference back takes one that is not there."""
+    allocator = BlockAllocator(5, 4)
+    blocks = allocator.allocate(2)
+    let_go = getattr(allocator, operation)
+    with pytest.raises(CacheMisuseError, match="twice"):
+        let_go([blocks[0], blocks[0]])
+    let_go(blocks[1:])
+
+    with pytest.raises(CacheMisuseError, match="nobody holds it"):
+        let_go(blocks)
+    assert [block.ref_count for block in blocks] == [1, 0]
+    allocator.check()
+
+
 def test_misuse_is_refused_before_any_change(make_chain: MakeChain) -> None:
     """KV-8: double release, sharing or publishing what nobody holds, an unfilled block."""
     allocator = BlockAllocator(6, 4)
@@ -288,7 +446,7 @@ paths = st.lists(st.integers(0, 1), min_size=1, max_size=3).map(tuple)
 
 
 class AllocatorMachine(RuleBasedStateMachine):
-    """KV-1, KV-4: the allocator against lists and dicts. Blocks have one token each."""
+    """KV-1, KV-4, GR-3: the allocator against lists and dicts. Blocks have one token each."""
 
     @initialize(size=st.integers(2, 7), spare=st.integers(0, 4))
     def start(self, size: int, spare: int) -> None:
@@ -296,6 +454,9 @@ class AllocatorMachine(RuleBasedStateMachine):
         self.spare = spare
         self.free_ids = list(range(1, size))
         self.cached: list[int] = []  # oldest release first
+        self.expired: list[int] = []  # oldest expiry first
+        self.held_back: set[int] = set()  # of the cached ones, by a pin alone
+        self.pins: list[list[Path]] = []
         self.refs: dict[int, int] = {}
         self.table: dict[Path, int] = {}  # in order of publication
         self.holdings: list[list[Block]] = []
@@ -313,9 +474,11 @@ class AllocatorMachine(RuleBasedStateMachine):
             assert block_id == self.free_ids.pop(0)
         else:
             leaves = [i for i in self.cached if self.is_leaf(i)]
-            assert block_id == leaves[0] if leaves else block_id in self.cached
+            expected = self.expired[:1] or leaves[:1] or self.cached
+            assert block_id in expected
             self.evictions += 1
-            self.cached.remove(block_id)
+            (self.expired if self.expired else self.cached).remove(block_id)
+            self.held_back.discard(block_id)
             path = self.path_of(block_id)
             assert path is not None
             del self.table[path]
@@ -323,7 +486,7 @@ class AllocatorMachine(RuleBasedStateMachine):
 
     @rule(count=st.integers(0, 4))
     def allocate(self, count: int) -> None:
-        if count > len(self.free_ids) + len(self.cached):
+        if count > len(self.free_ids) + len(self.cached) + len(self.expired):
             with pytest.raises(CacheExhaustedError):
                 self.real.allocate(count)
             return
@@ -345,6 +508,59 @@ class AllocatorMachine(RuleBasedStateMachine):
                 published = self.path_of(block.id) is not None
                 (self.cached if published else self.free_ids).append(block.id)
 
+    def is_pinned(self, path: Path | None) -> bool:
+        return any(path in paths for paths in self.pins)
+
+    @precondition(lambda self: self.holdings)
+    @rule(data=st.data(), count=st.integers(1, 4))
+    def expire(self, data: st.DataObject, count: int) -> None:
+        blocks = data.draw(st.sampled_from(self.holdings))
+        passed = blocks[:count]
+        del blocks[:count]
+        self.real.expire(passed)
+        for block in passed:
+            self.refs[block.id] -= 1
+            if self.refs[block.id] == 0:
+                del self.refs[block.id]
+                path = self.path_of(block.id)
+                cached = self.cached if self.is_pinned(path) else self.expired
+                (self.free_ids if path is None else cached).append(block.id)
+                if self.is_pinned(path):
+                    self.held_back.add(block.id)
+
+    @rule(pinned=st.lists(paths, max_size=3, unique=True))
+    def pin(self, pinned: list[Path]) -> None:
+        self.real.pin([self.chain(path).hashes[-1] for path in pinned])
+        self.pins.append(pinned)
+        for path in pinned:
+            block_id = self.table.get(path)
+            if block_id is not None and block_id in self.expired:
+                self.expired.remove(block_id)
+                self.cached.append(block_id)
+                self.held_back.add(block_id)
+
+    @precondition(lambda self: self.table)
+    @rule(data=st.data())
+    def rescue(self, data: st.DataObject) -> None:
+        path = data.draw(st.sampled_from(sorted(self.table)))
+        self.real.rescue(self.chain(path).hashes[-1:])
+        block_id = self.table[path]
+        if block_id in self.expired:
+            self.expired.remove(block_id)
+            self.cached.append(block_id)
+
+    @precondition(lambda self: self.pins)
+    @rule(data=st.data())
+    def unpin(self, data: st.DataObject) -> None:
+        pinned = self.pins.pop(data.draw(st.integers(0, len(self.pins) - 1)))
+        self.real.unpin([self.chain(path).hashes[-1] for path in pinned])
+        for path in pinned:
+            block_id = self.table.get(path)
+            if block_id in self.held_back and not self.is_pinned(path):
+                self.held_back.remove(block_id)
+                self.cached.remove(block_id)
+                self.expired.append(block_id)
+
     @precondition(lambda self: self.table)
     @rule(data=st.data())
     def share(self, data: st.DataObject) -> None:
@@ -352,8 +568,10 @@ class AllocatorMachine(RuleBasedStateMachine):
         blocks = [self.lookup(path) for path in found]
         self.real.share(blocks)
         for block in blocks:
-            if block.id in self.cached:
-                self.cached.remove(block.id)
+            for waiting in (self.cached, self.expired):
+                if block.id in waiting:
+                    waiting.remove(block.id)
+            self.held_back.discard(block.id)
             self.refs[block.id] = self.refs.get(block.id, 0) + 1
         self.holdings.append(blocks)
 
@@ -383,8 +601,11 @@ class AllocatorMachine(RuleBasedStateMachine):
     @rule()
     def purge(self) -> None:
         self.real.purge()
-        self.free_ids += [i for i in self.table.values() if i in self.cached]
+        waiting = {*self.cached, *self.expired}
+        self.free_ids += [i for i in self.table.values() if i in waiting]
         self.cached.clear()
+        self.expired.clear()
+        self.held_back.clear()
         self.table.clear()
 
     @rule(count=st.integers(0, 3))
@@ -402,7 +623,8 @@ class AllocatorMachine(RuleBasedStateMachine):
     def agrees(self) -> None:
         self.real.check()
         assert self.real.num_free == len(self.free_ids)
-        assert self.real.num_evictable == len(self.cached)
+        assert self.real.num_evictable == len(self.cached) + len(self.expired)
+        assert [block.id for block in self.real._expired] == self.expired
         assert self.real.num_live == len(self.refs)
         assert self.real.evictions == self.evictions
         held = {b.id: b.ref_count for blocks in self.holdings for b in blocks}

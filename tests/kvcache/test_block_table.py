@@ -48,3 +48,74 @@ def test_taking_all_empties_the_table() -> None:
 
     assert [b.id for b in table.take_all()] == [5, 3]
     assert (table.ids, table.num_synced, table.take_unsynced()) == ([], 0, [])
+
+
+# -- null entries ------------------------------------------------------------------------
+
+
+def make_table(ids: Sequence[int]) -> BlockTable:
+    table = BlockTable(4, Block(NULL_BLOCK))
+    table.extend(make_blocks(ids))
+    return table
+
+
+def test_an_expired_entry_is_null_and_no_index_changes() -> None:
+    """GR-3: position `p` stays at index `p // S`, whatever a window has moved past."""
+    table = make_table([5, 3, 9, 7])
+
+    assert [block.id for block in table.expire(2)] == [5, 3]
+    assert (table.ids, len(table)) == ([0, 0, 9, 7], 4)
+    assert (table.num_expired, table.num_held) == (2, 2)
+    assert table.num_missing(17) == 1
+
+
+def test_blocks_expire_once() -> None:
+    """GR-3: each reference is given up once; a window never moves back."""
+    table = make_table([5, 3, 9])
+
+    assert [len(table.expire(end)) for end in (1, 1, 0, 3, 3, 9)] == [1, 0, 0, 2, 0, 0]
+    assert (table.num_expired, table.num_held) == (3, 0)
+
+
+def test_a_window_beyond_the_table_leaves_it_as_long_as_it_is() -> None:
+    """GR-3: what is not there cannot expire; the entries behind come later."""
+    table = make_table([5, 3])
+    table.expire(7)
+
+    assert (len(table), table.num_expired) == (2, 2)
+    table.extend_null(3)
+    table.extend(make_blocks([9]))
+    assert (table.ids, table.num_expired, table.num_held) == ([0] * 5 + [9], 5, 1)
+
+
+def test_null_entries_stand_before_all_others() -> None:
+    """GR-3: a hole behind a block that is held would be read."""
+    table = make_table([5])
+
+    with pytest.raises(AssertionError, match="first ones"):
+        table.extend_null(1)
+
+
+def test_the_mirror_is_told_of_entries_that_it_knows_by_another_name() -> None:
+    """PK-2: an entry that expires after it was sent is sent again, one that was not is not."""
+    table = make_table([5, 3, 9])
+    table.take_unsynced()
+    table.extend(make_blocks([7]))
+    table.expire(2)
+
+    assert table.take_unsynced() == [(0, 0), (1, 0), (3, 7)]
+    assert table.take_unsynced() == []
+    table.extend(make_blocks([4]))
+    table.expire(5)
+    assert table.take_unsynced() == [(2, 0), (3, 0), (4, 0)]
+
+
+def test_only_real_blocks_are_given_back() -> None:
+    """KV-2: the null block has no reference to give."""
+    table = make_table([5, 3, 9])
+    table.take_unsynced()
+    table.expire(1)
+
+    assert [block.id for block in table.take_all()] == [3, 9]
+    assert (len(table), table.num_expired, table.num_synced) == (0, 0, 0)
+    assert table.take_unsynced() == []

@@ -1,14 +1,18 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
+from neve.contract.layer_spec import FullAttention, SlidingWindow
 from neve.errors import CacheExhaustedError, MemoryBudgetError
 from neve.kvcache.block_allocator import BlockAllocator
 from neve.kvcache.block_identity import PrefixChain
 from neve.kvcache.group_manager import GroupManager
+from neve.kvcache.memory import Resident
 
 
 class Pool:
@@ -148,3 +152,137 @@ def test_a_duplicate_continues_the_chain(make_chain: Callable[..., PrefixChain])
     assert group.publish(second, chain, 0)
     assert not group.publish(third, other, 0), "a collision"
     assert (second.hash, third.hash) == (None, None)
+
+
+# -- windows -----------------------------------------------------------------------------
+
+MakeChain = Callable[..., PrefixChain]
+
+
+def make_window(
+    window: int | None, chain: PrefixChain, held: Sequence[int], *, max_slice: int = 8
+) -> GroupManager:
+    """Return a group in whose prefix table the chain's blocks `held` are."""
+    spec = FullAttention(1, 8) if window is None else SlidingWindow(window, 1, 8)
+    allocator = BlockAllocator(40, chain.block_size)
+    resident = Resident.of(spec, chain.block_size, max_slice)
+    group = GroupManager(1, allocator, None, spec, resident)
+    for index in held:
+        blocks = allocator.allocate(1)
+        assert group.publish(blocks[0], chain, index)
+        allocator.free(blocks)
+    return group
+
+
+@pytest.mark.parametrize(
+    ("window", "num_tokens", "first"),
+    [
+        (None, 100, 0),
+        (8, 0, 0),
+        (8, 10, 0),
+        (8, 11, 1),
+        (8, 100, 23),
+        (1, 100, 25),
+        (1, 3, 0),
+        (2, 100, 24),
+        (5, 100, 24),
+        (6, 100, 23),
+        (100, 99, 0),
+    ],
+)
+def test_the_first_block_that_the_next_token_sees(
+    window: int | None, num_tokens: int, first: int, make_chain: MakeChain
+) -> None:
+    """GR-3: the block of the oldest visible position, absolute."""
+    assert make_window(window, make_chain([]), []).first_needed(num_tokens) == first
+
+
+def test_resident_blocks_are_those_of_a_window_and_its_slices(make_chain: MakeChain) -> None:
+    """GR-3: a sequence holds `ceil((window - 1 + in flight) / S) + 1` blocks, or all it has."""
+    group = make_window(9, make_chain([]), [], max_slice=6)
+    full = make_window(None, make_chain([]), [])
+
+    assert [group.num_resident(n) for n in (0, 1, 8, 20, 21, 1000)] == [0, 1, 2, 5, 6, 6]
+    assert [full.num_resident(n) for n in (0, 1, 8, 1000)] == [0, 1, 2, 250]
+    assert (group.is_window, full.is_window) == (True, False)
+
+
+def test_null_blocks_are_nobodys(make_chain: MakeChain) -> None:
+    """GR-3: an entry that a window has moved past counts as no block that is held."""
+    chain = make_chain(range(24))
+    group = make_window(8, chain, [3, 4, 5])
+    hit = group.find_prefix(chain, 6)
+
+    assert hit[:4] == [group.allocator.null] * 4
+    assert [block.hash for block in group.real_blocks(hit)] == chain.hashes[4:]
+    assert group.num_missing(hit, 1000) == group.num_resident(1000) - 2
+    assert group.available_beside(hit) == group.num_available - 2
+
+
+def longest_naively(group: GroupManager, chain: PrefixChain, held: set[int], limit: int) -> int:
+    """Return the deepest boundary at which every block that the next token sees is held."""
+    size = chain.block_size
+    fits = [
+        n
+        for n in range(1, limit + 1)
+        if held.issuperset(range(group.first_needed(n * size), n))
+    ]
+    return max(fits, default=0)
+
+
+@settings(
+    max_examples=150,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(
+    window=st.sampled_from([1, 2, 3, 4, 5, 6, 8, 9, 12, 13, 40]),
+    held=st.sets(st.integers(0, 9)),
+    limit=st.integers(0, 10),
+)
+def test_the_deepest_boundary_whose_window_is_held(
+    window: int, held: set[int], limit: int, make_chain: MakeChain
+) -> None:
+    """GR-7: whatever blocks are left, the answer is the deepest boundary they suffice for."""
+    chain = make_chain(range(40))
+    group = make_window(window, chain, sorted(held))
+    found = group.find_prefix(chain, limit)
+    first = group.first_needed(len(found) * 4)
+
+    assert len(found) == longest_naively(group, chain, held, limit)
+    assert [block.hash for block in found[first:]] == chain.hashes[first : len(found)]
+    assert all(b is group.allocator.null for b in found[: min(first, len(found))])
+
+
+def test_a_collision_in_a_window_is_a_hole(make_chain: MakeChain) -> None:
+    """KV-3: a block of equal hash and other content backs no boundary."""
+    chain, other = make_chain(range(24)), make_chain(range(50, 74))
+    group = make_window(8, chain, range(6))
+    other.hashes[4] = chain.hashes[4]
+    other.hashes[5] = chain.hashes[5]
+
+    assert group.find_prefix(other, 6) == []
+
+
+def test_an_expired_block_counts_as_published(make_chain: MakeChain) -> None:
+    """GR-3: a restored prefix is published behind its window as well, with nothing to enter."""
+    chain = make_chain(range(8))
+    group = make_window(4, chain, [])
+
+    assert group.publish(group.allocator.null, chain, 0)
+    assert group.allocator.num_published == 0
+
+
+@pytest.mark.parametrize(
+    ("window", "num_blocks", "bound"),
+    [(None, 10, 36), (8, 5, 16), (8, 6, None), (8, 40, None), (1, 2, 4)],
+)
+def test_a_pool_that_holds_a_window_bounds_no_sequence(
+    window: int | None, num_blocks: int, bound: int | None, make_chain: MakeChain
+) -> None:
+    """GR-4: a window and one slice are enough for any length; less bounds a sequence."""
+    spec = FullAttention(1, 8) if window is None else SlidingWindow(window, 1, 8)
+    resident = Resident.of(spec, 4, 8)
+    group = GroupManager(0, BlockAllocator(num_blocks, 4), None, spec, resident)
+
+    assert group.max_tokens == bound

@@ -3,12 +3,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from neve.contract.cache_spec import (
+    AttentionSpec,
+    CacheLayout,
     FullAttention,
     RecurrentState,
+    SlidingWindow,
     StateTensor,
     group_layers,
     layer_routes,
@@ -20,6 +23,7 @@ from neve.kvcache.memory import (
     GroupPlan,
     MemoryCoordinator,
     PoolPlan,
+    Resident,
     grown_size,
     plan_pools,
 )
@@ -214,3 +218,232 @@ def test_without_attention_blocks_cost_nothing() -> None:
     )
 
     assert plan == PoolPlan([GroupPlan(1 + 8 * 7, 1 + 8 * 7)], 100, 8 * STATE_BYTES)
+
+
+# -- windows -----------------------------------------------------------------------------
+
+GEMMA = layer_routes([SlidingWindow(64, 1, 64)] * 5 + [FullAttention(1, 128)])
+"""Per block of 16 tokens in 2-byte elements: 20 KiB of windows, 8 KiB of full attention."""
+SLIDING_BYTES, FULL_BYTES = 5 * 128 * 16 * 2, 256 * 16 * 2
+
+
+def pool_bytes(layout: CacheLayout, sizes: list[int], block_size: int, itemsize: int) -> int:
+    return sum(
+        size * layout.block_bytes(group, block_size, itemsize)
+        for group, size in enumerate(sizes)
+    )
+
+
+@pytest.mark.parametrize("window", [1, 15, 16, 17, 64, 65])
+@pytest.mark.parametrize("max_slice", [1, 7, 64, 69])
+def test_resident_blocks_of_a_window(window: int, max_slice: int) -> None:
+    """GR-3: `ceil((window - 1 + in flight) / S) + 1`, for one slice in flight, and for two."""
+    resident = Resident.of(SlidingWindow(window, 1, 8), 16, max_slice)
+
+    assert resident == Resident(
+        most=(window - 1 + 2 * max_slice + 15) // 16 + 1,
+        least=(window - 1 + max_slice + 15) // 16 + 1,
+    )
+
+
+@pytest.mark.parametrize("spec", [None, FullAttention(1, 8)])
+def test_without_a_window_nothing_bounds_what_is_resident(spec: AttentionSpec | None) -> None:
+    """GR-3: a group that keeps every position holds as many blocks as its sequences have."""
+    assert Resident.of(spec, 16, 64) is None
+
+
+def test_the_automatic_pools_hold_one_context_in_every_group() -> None:
+    """GR-4: one request of the longest context, a null block and a block for each other row."""
+    layout = layer_routes([SlidingWindow(1024, 8, 256)] * 40 + [FullAttention(1, 512)] * 8)
+    plan = make_plan(layout=layout, max_context_tokens=131_072, max_num_seqs=4, max_slice=512)
+    window, full = plan.groups
+
+    assert (plan.primary, plan.effective_window_tokens) == (1, 131_072)
+    assert full.max_blocks >= 131_072 // 16 + 4
+    assert window.max_blocks >= (1023 + 1024 + 15) // 16 + 1 + 4
+    assert not plan.dynamic
+
+
+def test_an_automatic_maximum_beyond_2048_mib_is_the_minimum() -> None:
+    """GR-4: where one context takes more than the default, the pools are made that large."""
+    layout = layer_routes([SlidingWindow(1024, 8, 256)] * 40 + [FullAttention(8, 512)] * 8)
+    plan = make_plan(layout=layout, max_context_tokens=131_072, max_num_seqs=4)
+    sizes = [group.max_blocks for group in plan.groups]
+
+    assert sizes == [(1023 + 2 + 15) // 16 + 1 + 4, 131_072 // 16 + 4]
+    assert pool_bytes(layout, sizes, 16, 2) > 2048 * MIB
+
+
+def test_a_small_budget_goes_to_what_a_sequence_needs() -> None:
+    """GR-4: windows have what one sequence holds, and the rest is full attention's."""
+    minimum = [(63 + 2 + 15) // 16 + 1 + 8, 4096 // 16 + 8]
+    plan = make_plan(
+        layout=GEMMA,
+        max_context_tokens=4096,
+        max_bytes=pool_bytes(GEMMA, minimum, 16, 2),
+    )
+
+    assert [group.max_blocks for group in plan.groups] == minimum
+    assert plan.effective_window_tokens == 4096
+
+
+def test_less_than_one_context_shortens_the_window_of_the_model() -> None:
+    """GR-4: full attention alone bounds a sequence, by the blocks that it gets."""
+    plan = make_plan(layout=GEMMA, max_context_tokens=4096, max_bytes=2 * MIB)
+    window, full = plan.groups
+
+    assert plan.effective_window_tokens == (full.max_blocks - 1) * 16 < 4096
+    assert window.max_blocks > (63 + 15) // 16 + 2
+    assert window.max_blocks * SLIDING_BYTES + full.max_blocks * FULL_BYTES <= 2 * MIB
+
+
+def test_no_group_gets_more_than_sequences_can_fill() -> None:
+    """KV-6: a window has room for what runs and four more windows a sequence, not contexts."""
+    plan = make_plan(layout=GEMMA, max_context_tokens=4096, max_num_seqs=3, max_slice=64)
+
+    assert [group.max_blocks for group in plan.groups] == [
+        1 + 3 * ((63 + 128 + 15) // 16 + 1 + 4 * 4),
+        1 + 3 * 256,
+    ]
+
+
+@pytest.mark.parametrize("num_bytes", [7 * SLIDING_BYTES + 2 * FULL_BYTES - 1, 0])
+def test_less_than_a_window_is_refused(num_bytes: int) -> None:
+    """GR-4: no room for a whole window is an error in MiB that says what is needed."""
+    with pytest.raises(MemoryBudgetError, match=r"at least 1 MiB .* and a whole window"):
+        make_plan(layout=GEMMA, max_bytes=num_bytes)
+
+
+def test_the_least_is_a_window_and_one_block() -> None:
+    """GR-4: with a whole window, one block behind it and one of full attention it runs."""
+    plan = make_plan(layout=GEMMA, max_bytes=7 * SLIDING_BYTES + 2 * FULL_BYTES, max_slice=64)
+
+    assert plan == PoolPlan([GroupPlan(7, 7), GroupPlan(2, 2)], 16, 0, 1, 16)
+
+
+@pytest.mark.parametrize(("blocks", "max_slice"), [(7, 16), (8, 32), (12, 96)])
+def test_a_slice_is_as_long_as_a_windows_pool_allows(blocks: int, max_slice: int) -> None:
+    """GR-4: a step of that many tokens fits beside their window, wherever it begins."""
+    plan = make_plan(
+        layout=layer_routes([SlidingWindow(64, 1, 64)]),
+        max_bytes=blocks * 128 * 16 * 2,
+        max_slice=1024,
+    )
+
+    assert plan.groups[0].max_blocks == blocks
+    assert plan.max_slice == max_slice
+    assert Resident.of(SlidingWindow(64, 1, 64), 16, max_slice).least <= blocks - 1  # type: ignore[union-attr]
+
+
+def test_growth_begins_with_the_initial_bytes_of_all_groups() -> None:
+    """KV-6: the initial size is divided like the maximum, and exceeds it in no group."""
+    plan = make_plan(
+        layout=GEMMA, max_context_tokens=4096, max_bytes=8 * MIB, initial_bytes=MIB
+    )
+    initial = [group.initial_blocks for group in plan.groups]
+
+    assert plan.dynamic
+    assert all(group.initial_blocks <= group.max_blocks for group in plan.groups)
+    assert pool_bytes(GEMMA, initial, 16, 2) <= MIB
+    assert (plan.initial_blocks, plan.max_blocks) == (
+        plan.groups[1].initial_blocks,
+        plan.groups[1].max_blocks,
+    )
+
+
+any_spec = st.one_of(
+    st.builds(FullAttention, kv_heads=st.integers(1, 3), head_dim=st.sampled_from([8, 64])),
+    st.builds(
+        SlidingWindow,
+        window=st.integers(1, 300),
+        kv_heads=st.integers(1, 3),
+        head_dim=st.sampled_from([8, 64]),
+    ),
+)
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    specs=st.lists(any_spec, min_size=1, max_size=6),
+    block_size=st.sampled_from([1, 16, 48]),
+    context=st.integers(1, 5000),
+    num_seqs=st.integers(1, 9),
+    max_slice=st.integers(1, 700),
+    max_bytes=st.one_of(st.none(), st.integers(0, 1 << 24)),
+    initial_bytes=st.one_of(st.none(), st.integers(0, 1 << 24)),
+    available=st.one_of(st.none(), st.integers(0, 1 << 25)),
+)
+def test_no_budget_is_ever_exceeded(
+    specs: list[AttentionSpec],
+    block_size: int,
+    context: int,
+    num_seqs: int,
+    max_slice: int,
+    max_bytes: int | None,
+    initial_bytes: int | None,
+    available: int | None,
+) -> None:
+    """GR-4: whatever is allowed, all groups together take no more, or it is refused."""
+    layout = layer_routes(specs)
+    arguments: dict[str, Any] = {
+        "block_size": block_size,
+        "itemsize": 2,
+        "max_context_tokens": context,
+        "max_num_seqs": num_seqs,
+        "max_slice": max_slice,
+    }
+    budget: dict[str, Any] = {
+        "max_bytes": max_bytes,
+        "initial_bytes": initial_bytes,
+        "available_bytes": available,
+    }
+    try:
+        plan = plan_pools(layout, **arguments, **budget)
+    except MemoryBudgetError:
+        allowed = min(n for n in budget.values() if n is not None)
+        whole = plan_pools(layout, **arguments, max_bytes=1 << 40)
+        sizes = [group.max_blocks for group in whole.groups]
+        assert allowed < pool_bytes(layout, sizes, block_size, 2)
+        return
+    largest = [group.max_blocks for group in plan.groups]
+    initial = [group.initial_blocks for group in plan.groups]
+
+    for allowed in (max_bytes, available):
+        assert allowed is None or pool_bytes(layout, largest, block_size, 2) <= allowed
+    if initial_bytes is not None:
+        assert pool_bytes(layout, initial, block_size, 2) <= initial_bytes
+    assert all(2 <= a <= b for a, b in zip(initial, largest, strict=True))
+    assert 1 <= plan.effective_window_tokens <= context
+    blocks = -(-context // block_size)
+    for spec, size in zip(layout.groups, largest, strict=True):
+        assert size <= 1 + num_seqs * blocks
+        if isinstance(spec, SlidingWindow):
+            step = min(plan.max_slice or max_slice, max_slice)
+            held = -(-(spec.window - 1 + step) // block_size) + 1
+            assert size - 1 >= min(held, blocks), "one slice fits beside its window"
+        else:
+            assert (size - 1) * block_size >= plan.effective_window_tokens
+
+
+@settings(deadline=None)
+@given(
+    spec=st.builds(FullAttention, kv_heads=st.integers(1, 3), head_dim=st.just(64)),
+    context=st.integers(1, 5000),
+    num_seqs=st.integers(1, 9),
+    num_blocks=st.integers(2, 3000),
+)
+def test_one_group_of_full_attention_gets_what_it_always_got(
+    spec: FullAttention, context: int, num_seqs: int, num_blocks: int
+) -> None:
+    """KV-6: as many blocks as the budget buys and sequences can fill; no slice is cut."""
+    layout = uniform_layout(spec, 3)
+    plan = make_plan(
+        layout=layout,
+        max_context_tokens=context,
+        max_num_seqs=num_seqs,
+        max_bytes=num_blocks * layout.block_bytes(0, 16, 2) + 1,
+        max_slice=100,
+    )
+    expected = min(num_blocks, 1 + num_seqs * -(-context // 16))
+
+    assert plan == PoolPlan([GroupPlan(expected, expected)], min(context, 16 * (expected - 1)))

@@ -2,16 +2,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from neve.contract.layer_spec import SlidingWindow
 from neve.kvcache.block_allocator import BlockAllocator
 from neve.kvcache.block_identity import PrefixChain
 from neve.kvcache.group_manager import GroupManager
 from neve.kvcache.prefix import find_longest_prefix
 
 
-def make_group(index: int, chain: PrefixChain, held: Sequence[int]) -> GroupManager:
+def make_group(
+    index: int, chain: PrefixChain, held: Sequence[int], window: int | None = None
+) -> GroupManager:
     """Return a group in which the chain's blocks `held` are published."""
     allocator = BlockAllocator(16, chain.block_size)
-    group = GroupManager(index, allocator, None)
+    spec = None if window is None else SlidingWindow(window, 1, 8)
+    group = GroupManager(index, allocator, None, spec)
     for position in held:
         (block,) = allocator.allocate(1)
         assert group.publish(block, chain, position)
@@ -60,3 +67,58 @@ def test_rounds_go_on_until_all_agree(make_chain: Callable[..., PrefixChain]) ->
 
     assert [len(blocks) for blocks in found] == [2, 2]
     assert asked == [5, 3, 2]
+
+
+def test_full_and_windowed_groups_meet_at_one_boundary(
+    make_chain: Callable[..., PrefixChain],
+) -> None:
+    """GR-7: the full group has all up to its hole, each window what it sees from there."""
+    chain = make_chain(range(40))
+    groups = [
+        make_group(0, chain, [2, 3, 5, 6, 7], window=8),
+        make_group(1, chain, range(7)),
+        make_group(2, chain, [1, 2, 3, 6], window=3),
+    ]
+    found = find_longest_prefix(groups, chain, 10)
+
+    assert [len(blocks) for blocks in found] == [7, 7, 7]
+    assert [block.hash for block in found[0][5:]] == chain.hashes[5:7]
+    assert [block.hash for block in found[2][6:]] == chain.hashes[6:7]
+    assert [len(blocks) for blocks in find_longest_prefix(groups, chain, 6)] == [4, 4, 4]
+    assert [len(blocks) for blocks in find_longest_prefix(groups, chain, 3)] == [0, 0, 0]
+
+
+blocks_held = st.sets(st.integers(0, 9))
+
+
+@settings(
+    max_examples=150,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(
+    full=st.integers(0, 10),
+    windows=st.lists(
+        st.tuples(st.sampled_from([1, 2, 4, 5, 8, 11]), blocks_held), min_size=1, max_size=3
+    ),
+    limit=st.integers(0, 10),
+)
+def test_the_joint_boundary_is_the_deepest_that_all_can_go_on_from(
+    full: int,
+    windows: list[tuple[int, set[int]]],
+    limit: int,
+    make_chain: Callable[..., PrefixChain],
+) -> None:
+    """GR-7: nothing deeper would do, in whatever order the groups stand."""
+    chain = make_chain(range(40))
+    groups = [make_group(0, chain, range(full))]
+    groups += [make_group(i + 1, chain, sorted(h), w) for i, (w, h) in enumerate(windows)]
+    valid = [
+        n
+        for n in range(1, min(full, limit) + 1)
+        if all(h.issuperset(range(max(0, n * 4 - w + 1) // 4, n)) for w, h in windows)
+    ]
+    expected = max(valid, default=0)
+
+    for order in (groups, groups[::-1]):
+        assert {len(b) for b in find_longest_prefix(order, chain, limit)} == {expected}

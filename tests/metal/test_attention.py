@@ -31,21 +31,26 @@ def float64(x: mx.array) -> np.ndarray:
 
 
 def naive_attention(
-    q: np.ndarray, k: np.ndarray, v: np.ndarray, softcap: float | None
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    softcap: float | None,
+    window: int | None = None,
 ) -> np.ndarray:
     """Attend queries `[L, Hq, D]` to keys `[Hk, K, D]`, the last query at the last key."""
     length, num_heads, _ = q.shape
     heads, num_keys, _ = k.shape
     out = np.empty((length, num_heads, v.shape[-1]))
     for i in range(length):
-        visible = num_keys - length + i + 1
+        end = num_keys - length + i + 1
+        visible = slice(0 if window is None else max(0, end - window), end)
         for h in range(num_heads):
             group = h * heads // num_heads
-            scores = k[group, :visible] @ q[i, h] * SCALE
+            scores = k[group, visible] @ q[i, h] * SCALE
             if softcap is not None:
                 scores = softcap * np.tanh(scores / softcap)
             weights = np.exp(scores - scores.max())
-            out[i, h] = weights @ v[group, :visible] / weights.sum()
+            out[i, h] = weights @ v[group, visible] / weights.sum()
     return out
 
 
@@ -101,6 +106,89 @@ def test_prefill_is_naive_attention(
 
     assert (actual.shape, actual.dtype) == ((length, num_heads, v_dim), dtype)
     np.testing.assert_allclose(float64(actual), expected, atol=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("window", [1, 3, 4, 5, 8, 12, 13, 19, 20, 40])
+@pytest.mark.parametrize(("length", "prefix"), [(1, 0), (1, 6), (13, 0), (13, 6), (8, 8)])
+def test_windowed_prefill_is_naive_attention(
+    length: int, prefix: int, window: int, fused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GR-3: each query sees its window alone, across the edges of tiles and of the prefix.
+
+    The fused kernel, which runs on GPUs only, gets a mask; here MLX computes it on the CPU.
+    """
+    monkeypatch.setattr(attention, "QUERY_TILE", 4)
+    monkeypatch.setattr(attention, "_fused", lambda device, softcap: fused)
+    q = normal(4, length, 4, 8)
+    k, v = normal(5, 2, prefix + length, 8), normal(6, 2, prefix + length, 8)
+
+    actual = prefill_attention(q, k, v, scale=SCALE, window=window)
+    expected = naive_attention(float64(q), float64(k), float64(v), None, window)
+
+    assert actual.shape == (length, 4, 8)
+    np.testing.assert_allclose(float64(actual), expected, atol=3e-6)
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
+@pytest.mark.parametrize("softcap", [None, 1.5])
+def test_a_windows_softcap_and_dtype(
+    softcap: float | None, dtype: mx.Dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GR-3: a window goes with everything else that attention can do."""
+    monkeypatch.setattr(attention, "QUERY_TILE", 4)
+    q, k = normal(4, 10, 6, 8, dtype=dtype), normal(5, 2, 17, 8, dtype=dtype)
+    v = normal(6, 2, 17, 12, dtype=dtype)
+
+    actual = prefill_attention(q, k, v, scale=SCALE, softcap=softcap, window=6)
+    expected = naive_attention(float64(q), float64(k), float64(v), softcap, 6)
+
+    assert (actual.shape, actual.dtype) == ((10, 6, 12), dtype)
+    np.testing.assert_allclose(float64(actual), expected, atol=TOLERANCE[dtype])
+
+
+def test_a_window_as_long_as_the_keys_changes_no_bit() -> None:
+    """GR-3: as long as nothing is out of sight it is causal attention."""
+    q, k, v = normal(1, 9, 2, 8), normal(2, 2, 12, 8), normal(3, 2, 12, 8)
+    full = prefill_attention(q, k, v, scale=SCALE)
+
+    for window in (12, 13, 1000):
+        assert mx.array_equal(prefill_attention(q, k, v, scale=SCALE, window=window), full)
+
+
+def test_keys_that_no_query_sees_have_no_weight_at_all() -> None:
+    """KV-2: what lies before every window changes no bit of the result."""
+    q, k, v = normal(1, 3, 2, 8), normal(2, 2, 12, 8), normal(3, 2, 12, 8)
+    garbled_k, garbled_v = mx.array(k), mx.array(v)
+    garbled_k[:, :5], garbled_v[:, :5] = 1e4, -1e4
+
+    clean = prefill_attention(q, k, v, scale=SCALE, window=5)
+
+    assert mx.array_equal(
+        prefill_attention(q, garbled_k, garbled_v, scale=SCALE, window=5), clean
+    )
+
+
+@pytest.mark.parametrize("window", [4, 64])
+def test_a_tile_attends_to_its_window_and_no_more_keys(
+    window: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GR-3: a long slice's work grows with the window, not with its length squared."""
+    widths: list[int] = []
+    attend = attention._attend
+
+    def noting(q: mx.array, k: mx.array, *rest: object) -> mx.array:
+        widths.append(k.shape[2])
+        return attend(q, k, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(attention, "QUERY_TILE", 16)
+    monkeypatch.setattr(attention, "_attend", noting)
+    monkeypatch.setattr(attention, "_fused", lambda device, softcap: False)
+    x = normal(1, 200, 1, 4)
+    prefill_attention(x, x.swapaxes(0, 1), x.swapaxes(0, 1), scale=SCALE, window=window)
+
+    assert len(widths) == 13
+    assert max(widths) == min(200, 16 + window - 1)
 
 
 def test_large_scores_do_not_overflow() -> None:
