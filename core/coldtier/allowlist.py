@@ -11,8 +11,12 @@ from .evidence import EvidenceVerdict
 
 COLD_RESTORE_FAMILIES = frozenset(
     {
+        "gemma4",
+        "gemma4_text",
         "lfm2",
         "lfm2_moe",
+        "muse_glimmer",
+        "muse_glimmer_text",
         "nemotron_h",
         "qwen3",
         "qwen3_5",

@@ -15,7 +15,10 @@ import pytest
 import neve
 
 TINY = Path(__file__).parents[2] / "checkpoints" / "qwen3"
-PERSISTENT = ["qwen3", "lfm2", "lfm2_moe", "qwen3_5", "qwen3_5_moe", "nemotron_h"]
+DENSE = ["qwen3"]
+RECURRENT = ["lfm2", "lfm2_moe", "qwen3_5", "qwen3_5_moe", "nemotron_h"]
+WINDOWED = ["muse_glimmer", "gemma4", "gemma4_moe"]
+PERSISTENT = [*DENSE, *RECURRENT, *WINDOWED]
 VARIABLE = "MLX_TEST_MODEL_PATH"
 
 

@@ -1,0 +1,1 @@
+"""The Gemma 4 family for neve."""

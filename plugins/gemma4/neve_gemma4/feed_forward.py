@@ -1,0 +1,50 @@
+"""Gemma 4's MLP, and who of the experts beside it computes a token."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from neve.layers.moe import Routing
+
+from .config import ExpertsConfig
+
+
+class MLP(nn.Module):
+    """`down(gelu(gate(x)) * up(x))`, the activation in its tanh form."""
+
+    def __init__(self, dims: int, hidden_dims: int) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(dims, hidden_dims, bias=False)
+        self.up_proj = nn.Linear(dims, hidden_dims, bias=False)
+        self.down_proj = nn.Linear(hidden_dims, dims, bias=False)
+
+    def __call__(self, x: mx.array) -> mx.array:
+        """Return `[T, dims]` for `x [T, dims]`."""
+        return self.down_proj(nn.gelu_approx(self.gate_proj(x)) * self.up_proj(x))
+
+
+class Router(nn.Module):
+    """Chooses experts by softmax scores of the normed and scaled input.
+
+    The weights of the chosen ones sum to one before each is multiplied by its expert's scale.
+
+    Attributes:
+        scale: `[dims]`, on the normed input, together with one over the root of its width.
+        per_expert_scale: `[E]`.
+    """
+
+    def __init__(self, dims: int, config: ExpertsConfig, *, eps: float) -> None:
+        super().__init__()
+        self.proj = nn.Linear(dims, config.num_experts, bias=False)
+        self.scale = mx.ones((dims,))
+        self.per_expert_scale = mx.ones((config.num_experts,))
+        self._routing = Routing(config.num_chosen)
+        self._eps = eps
+
+    def __call__(self, x: mx.array) -> tuple[mx.array, mx.array]:
+        """Return the experts `[T, k]` of `x [T, dims]` and their weights, float32."""
+        scale = self.scale.astype(mx.float32) * x.shape[-1] ** -0.5
+        normed = mx.fast.rms_norm(x, scale, self._eps).astype(x.dtype)
+        chosen, weights = self._routing(self.proj(normed))
+        return chosen, weights * self.per_expert_scale[chosen].astype(mx.float32)

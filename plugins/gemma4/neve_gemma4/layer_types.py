@@ -1,0 +1,70 @@
+"""What each layer attends to, and which layers read the keys of an earlier one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, TypeAlias, cast, get_args
+
+from neve.contract.errors import ConfigError, UnsupportedModelError
+
+from .raw import RawText
+
+LayerType: TypeAlias = Literal["sliding_attention", "full_attention"]
+
+LAYER_TYPES: tuple[LayerType, ...] = get_args(LayerType)
+
+_PATTERN = 5
+"""Where config.json lists no layers, every so many there is one of full attention."""
+
+
+def read_layer_types(raw: RawText, prefix: str) -> tuple[LayerType, ...]:
+    """Return what each layer attends to; the last one attends to everything.
+
+    Args:
+        raw: The text model's keys.
+        prefix: Path of their object, for messages.
+
+    Raises:
+        ConfigError: The list has another length, or another end.
+        UnsupportedModelError: It names an unknown type.
+    """
+    number, last = raw.num_hidden_layers, raw.num_hidden_layers - 1
+    if raw.layer_types is None:
+        return tuple(
+            "full_attention" if (i + 1) % _PATTERN == 0 or i == last else "sliding_attention"
+            for i in range(number)
+        )
+    unknown = sorted(set(raw.layer_types) - set(LAYER_TYPES))
+    if unknown:
+        raise UnsupportedModelError(
+            f"layer type {unknown[0]!r} is not supported (known: {', '.join(LAYER_TYPES)})"
+        )
+    if len(raw.layer_types) != number:
+        raise ConfigError(
+            f"{prefix}layer_types",
+            f"must name num_hidden_layers = {number} layers, got {len(raw.layer_types)}",
+        )
+    # the makers' implementation would make it one of full attention, with other shapes
+    if raw.layer_types[last] != "full_attention":
+        raise ConfigError(f"{prefix}layer_types", "must end with full_attention")
+    return cast("tuple[LayerType, ...]", tuple(raw.layer_types))
+
+
+def read_num_shared_layers(raw: RawText, layer_types: Sequence[LayerType], prefix: str) -> int:
+    """Return how many of the last layers read keys and values of an earlier one of their type.
+
+    Raises:
+        ConfigError: There would be none for one of them to read.
+    """
+    shared, key = raw.num_kv_shared_layers, f"{prefix}num_kv_shared_layers"
+    own = raw.num_hidden_layers - shared
+    if own < 1:
+        raise ConfigError(
+            key, f"must be less than num_hidden_layers = {raw.num_hidden_layers}, got {shared}"
+        )
+    orphans = sorted(set(layer_types[own:]) - set(layer_types[:own]))
+    if orphans:
+        raise ConfigError(
+            key, f"must leave a layer of {orphans[0]} with keys of its own, got {shared}"
+        )
+    return shared

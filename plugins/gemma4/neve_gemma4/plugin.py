@@ -1,0 +1,118 @@
+"""The hooks of the Gemma 4 family."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from neve.contract.cache_spec import (
+    Alias,
+    AttentionSpec,
+    CacheLayout,
+    FullAttention,
+    SlidingWindow,
+    layer_routes,
+)
+from neve.contract.hooks import hookimpl
+from neve.contract.plan import (
+    ColdEligibility,
+    ExecutionPlan,
+    FamilyInfo,
+    ModelShape,
+    OutputProtocol,
+)
+from neve.contract.sidecar import SidecarPolicy, anchor_grid, window_policy
+
+if TYPE_CHECKING:
+    import mlx.core as mx
+    import mlx.nn as nn
+
+    from neve.contract.forward import ForwardContext, StepBatch
+    from neve.contract.weights import Weights
+
+    from .config import Gemma4Config
+
+ANCHORS = anchor_grid(1, 4)
+"""Boundaries, in blocks, at which every prompt's windows are worth a sidecar."""
+
+
+@hookimpl
+def family_info() -> FamilyInfo:
+    """Name the family; a text-only checkpoint has the type of its text model."""
+    return FamilyInfo("gemma4", 1, ["gemma4", "gemma4_text"], "neve-gemma4")
+
+
+@hookimpl
+def parse_config(raw: Mapping[str, Any]) -> Gemma4Config:
+    """Read config.json."""
+    from .config import parse
+
+    return parse(raw)
+
+
+@hookimpl
+def model_shape(config: Gemma4Config) -> ModelShape:
+    """State the sizes."""
+    return ModelShape(
+        config.vocab_size, config.max_position_embeddings, config.num_hidden_layers
+    )
+
+
+@hookimpl
+def declare_cache_groups(config: Gemma4Config) -> CacheLayout:
+    """Declare a group of sliding layers and one of full ones; shared layers are aliases."""
+    return layer_routes([_layer_spec(config, i) for i in range(config.num_hidden_layers)])
+
+
+def _layer_spec(config: Gemma4Config, layer: int) -> AttentionSpec | Alias:
+    anchor = config.anchor(layer)
+    if anchor is not None:
+        return Alias(anchor)
+    own = config.attention_of(layer)
+    if own.window is None:
+        return FullAttention(own.num_kv_heads, own.head_dim)
+    return SlidingWindow(window=own.window, kv_heads=own.num_kv_heads, head_dim=own.head_dim)
+
+
+@hookimpl
+def build_model(config: Gemma4Config, weights: Weights) -> nn.Module:
+    """Build the text model and take its weights."""
+    from .weights import build
+
+    return build(config, weights)
+
+
+@hookimpl
+def forward(model: nn.Module, batch: StepBatch, context: ForwardContext) -> mx.array:
+    """Compute logits `[R, vocab_size]`."""
+    return model(batch, context)
+
+
+@hookimpl
+def cold_restore_eligibility(config: Gemma4Config | None) -> ColdEligibility:
+    """Answer for the cold tier."""
+    return ColdEligibility(
+        True, "its blocks and its sidecars hold all that a prefix leaves behind"
+    )
+
+
+@hookimpl
+def build_sidecar_policy(config: Gemma4Config, dtype: str) -> SidecarPolicy | None:
+    """State what the windows of its sliding layers hold; None without such layers."""
+    return window_policy(declare_cache_groups(config), dtype, anchors=ANCHORS)
+
+
+@hookimpl
+def execution_plan(config: Gemma4Config) -> ExecutionPlan:
+    """Ask for nothing special."""
+    return ExecutionPlan()
+
+
+@hookimpl
+def output_protocol(config: Gemma4Config) -> OutputProtocol:
+    """State Gemma 4's marks; after a tool call it waits for the response."""
+    return OutputProtocol(
+        end_of_turn=("<turn|>", "<|tool_response>"),
+        reasoning=("<|channel>thought", "<channel|>"),
+        tool_call=("<|tool_call>", "<tool_call|>"),
+    )

@@ -1,0 +1,61 @@
+"""A step of which some tokens only are computed."""
+
+from __future__ import annotations
+
+import attrs
+import mlx.core as mx
+
+from neve.contract.forward import ForwardContext, RopeSpec, ScanStep
+
+
+@attrs.frozen(eq=False)
+class SelectedRows:
+    """What a context is to layers that compute selected tokens and keep nothing of them.
+
+    The context behind it still attends a query of every token, zeros for those left out: it
+    is projections, MLPs and experts that are spared.
+
+    Attributes:
+        inner: The step's context.
+        rows: Indices `[R]` of the tokens.
+        num_tokens: Tokens of the step, T.
+    """
+
+    inner: ForwardContext
+    rows: mx.array
+    num_tokens: int
+
+    def attend(
+        self,
+        layer: int,
+        q: mx.array,
+        k: mx.array | None,
+        v: mx.array | None,
+        *,
+        scale: float,
+        softcap: float | None = None,
+    ) -> mx.array:
+        """Attend `q [R, Hq, D]` to the keys of the layer's anchor, `[R, Hq, Dv]`.
+
+        Raises:
+            CacheMisuseError: `k` or `v` is given, or the layer has no anchor.
+        """
+        spread = self._spread(q)
+        return self.inner.attend(layer, spread, k, v, scale=scale, softcap=softcap)[self.rows]
+
+    def scan(self, layer: int, inputs: tuple[mx.array, ...], step: ScanStep) -> mx.array:
+        """Refuse: a recurrence needs every token.
+
+        Raises:
+            ValueError: Always.
+        """
+        raise ValueError(f"layer {layer} cannot scan selected tokens")
+
+    def rope(self, x: mx.array, spec: RopeSpec) -> mx.array:
+        """Rotate `x [R, H, D]` at the tokens' positions."""
+        return self.inner.rope(self._spread(x), spec)[self.rows]
+
+    def _spread(self, x: mx.array) -> mx.array:
+        spread = mx.zeros((self.num_tokens, *x.shape[1:]), x.dtype)
+        spread[self.rows] = x
+        return spread

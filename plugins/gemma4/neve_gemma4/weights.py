@@ -1,0 +1,78 @@
+"""From the names of a checkpoint to those of the model.
+
+Three layouts occur: the makers' with everything (`model.language_model.…`,
+`model.vision_tower.…`), a text-only one (`model.…`), and the one that MLX converters write
+(`language_model.model.…`). Experts lie in one tensor for all gates and ups, in one a
+projection (`experts.switch_glu.gate_proj`), or one by one (`experts.3.gate_proj`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import partial
+
+import mlx.nn as nn
+
+from neve.contract.weights import Weights
+
+from .config import Gemma4Config
+from .model import Gemma4
+
+TEXT = "model.language_model."
+
+_PREFIXES = (TEXT, "language_model.model.", "model.")
+
+# images and sounds: this model reads text
+_PASSED_OVER = re.compile(
+    r"(model\.)?"
+    r"(vision_tower|vision_embedder|audio_tower|embed_vision|embed_audio|multi_modal_projector)"
+    r"\..*"
+)
+_KEYS = re.compile(re.escape(TEXT) + r"layers\.(\d+)\.self_attn\.[kv]_(proj|norm)\..*")
+_FUSED = re.compile(r"(.*\.experts\.)gate_up_proj(\..*)?")
+_UNFUSED = re.compile(r".*\.experts\.down_proj")
+
+
+def _renamed(name: str, config: Gemma4Config) -> str | None:
+    if _PASSED_OVER.fullmatch(name):
+        return None
+    head = name.removeprefix("language_model.")
+    if head.startswith("lm_head."):
+        # a tied checkpoint may still carry a copy of the embedding as head
+        return None if config.tie_word_embeddings else head
+    for prefix in _PREFIXES:
+        if name.startswith(prefix):
+            name = TEXT + name.removeprefix(prefix)
+            break
+    if _is_unused(name, config):
+        return None
+    name = name.replace(".experts.switch_glu.", ".experts.")
+    return f"{name}.weight" if _UNFUSED.fullmatch(name) else name
+
+
+def _is_unused(name: str, config: Gemma4Config) -> bool:
+    """Whether it is a leftover: keys of a layer that reads those of another one."""
+    keys = _KEYS.fullmatch(name)
+    return keys is not None and config.num_own_layers <= int(keys[1]) < config.num_hidden_layers
+
+
+def _parts(name: str) -> Sequence[str] | None:
+    """Name the halves of a fused projection of the experts."""
+    fused = _FUSED.fullmatch(name)
+    if fused is None:
+        return None
+    suffix = fused[2] or ".weight"
+    return [f"{fused[1]}{half}_proj{suffix}" for half in ("gate", "up")]
+
+
+def build(config: Gemma4Config, weights: Weights) -> nn.Module:
+    """Return the model with its weights.
+
+    Raises:
+        WeightError: They are not those that the model needs.
+    """
+    model = Gemma4(config)
+    renamed = weights.renamed(partial(_renamed, config=config))
+    renamed.split(_parts).stacked("experts").load_into(model)
+    return model

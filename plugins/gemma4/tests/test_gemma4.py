@@ -1,0 +1,20 @@
+"""FA-4, FW-8: the dense model keeps what every family promises, tested alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from neve.testing.suite import FamilySuite
+
+CHECKPOINTS = Path(__file__).parents[3] / "checkpoints"
+
+
+@pytest.fixture(scope="session")
+def neve_family() -> tuple[str, Path]:
+    return "gemma4", CHECKPOINTS / "gemma4"
+
+
+class TestGemma4(FamilySuite):
+    """All of it."""

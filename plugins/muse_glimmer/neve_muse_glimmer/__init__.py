@@ -1,0 +1,1 @@
+"""The Muse-Glimmer family for neve."""

@@ -1,0 +1,129 @@
+"""Muse-Glimmer's config.json, as far as it shapes the computation of text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+from neve.contract.errors import ConfigError, UnsupportedModelError
+from neve.contract.forward import RopeSpec
+
+from .layers import layer_ropes
+from .raw import RawOuter, RawText, read_nested
+
+MODEL_TYPES = ("muse_glimmer", "muse_glimmer_text")
+
+
+@attrs.frozen(kw_only=True)
+class MuseGlimmerConfig:
+    """The text model of a Muse-Glimmer checkpoint.
+
+    Attributes:
+        ropes: For each layer its rotary embedding, or None. A layer that rotates sees a
+            window, one that does not sees all positions.
+        sliding_window: Positions that a token sees in a layer with a window.
+        rms_norm_eps: Epsilon of the norms before attention and MLP, of queries and keys, of
+            embeddings and of the last norm.
+        post_norm_eps: Epsilon of the norms behind attention and MLP.
+        qk_scale_factor: Factor on the normed queries.
+        output_multiplier: Factor on the head's output, before the softcap.
+        attention_bias: Whether the projections of attention have biases, its gate aside.
+    """
+
+    hidden_size: int
+    intermediate_size: int
+    ropes: tuple[RopeSpec | None, ...]
+    sliding_window: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    vocab_size: int
+    max_position_embeddings: int
+    rms_norm_eps: float
+    post_norm_eps: float
+    qk_scale_factor: float
+    output_multiplier: float
+    final_logit_softcapping: float
+    attention_bias: bool
+    tie_word_embeddings: bool
+
+
+def parse(raw_config: Mapping[str, Any]) -> MuseGlimmerConfig:
+    """Return the config of the text model of a Muse-Glimmer checkpoint.
+
+    The text model's keys stand in `text_config`, or at the top of a text-only checkpoint.
+
+    Raises:
+        ConfigError: A key is of the wrong type or out of range, or two contradict.
+        UnsupportedModelError: A kind of layer, activation or rotary rule that is not
+            implemented.
+    """
+    outer = read_nested(raw_config, RawOuter, "")
+    text, prefix = _text_part(raw_config, outer)
+    raw = read_nested(text, RawText, prefix)
+    _refuse_variants(raw)
+    return MuseGlimmerConfig(
+        hidden_size=raw.hidden_size,
+        intermediate_size=raw.intermediate_size,
+        ropes=layer_ropes(raw, prefix),
+        sliding_window=raw.sliding_window,
+        num_attention_heads=raw.num_attention_heads,
+        num_key_value_heads=_kv_heads(raw, prefix),
+        head_dim=raw.head_dim,
+        vocab_size=raw.vocab_size,
+        max_position_embeddings=raw.max_position_embeddings,
+        rms_norm_eps=raw.rms_norm_eps,
+        post_norm_eps=raw.post_norm_eps,
+        qk_scale_factor=raw.qk_scale_factor,
+        output_multiplier=raw.output_multiplier,
+        final_logit_softcapping=raw.final_logit_softcapping,
+        attention_bias=raw.attention_bias,
+        tie_word_embeddings=_tied(outer, raw),
+    )
+
+
+def _text_part(raw_config: Mapping[str, Any], outer: RawOuter) -> tuple[Mapping[str, Any], str]:
+    """Return the object with the text model's keys, and its path with a trailing dot.
+
+    Every key of it has a default, so an object without any would pass for the 30B model.
+    """
+    if outer.text_config is not None:
+        return outer.text_config, "text_config."
+    if raw_config.get("hidden_size") is None:
+        reason = "required key is missing, and the text model's keys are not at the top either"
+        raise ConfigError("text_config", reason)
+    return raw_config, ""
+
+
+def _refuse_variants(raw: RawText) -> None:
+    if raw.model_type and raw.model_type not in MODEL_TYPES:
+        known = ", ".join(MODEL_TYPES)
+        raise UnsupportedModelError(
+            f"model type {raw.model_type!r} is not of the Muse-Glimmer family (known: {known})"
+        )
+    if raw.hidden_activation != "silu":
+        raise UnsupportedModelError(
+            f"hidden_activation {raw.hidden_activation!r} is not supported, only silu"
+        )
+
+
+def _kv_heads(raw: RawText, prefix: str) -> int:
+    heads, kv_heads = raw.num_attention_heads, raw.num_key_value_heads
+    if heads % kv_heads:
+        reason = f"must divide num_attention_heads, {heads}, got {kv_heads}"
+        raise ConfigError(f"{prefix}num_key_value_heads", reason)
+    return kv_heads
+
+
+def _tied(outer: RawOuter, text: RawText) -> bool:
+    """Return whether the head is the embedding; the flag may stand in both places."""
+    stated = {outer.tie_word_embeddings, text.tie_word_embeddings} - {None}
+    if len(stated) > 1:
+        reason = (
+            f"is {outer.tie_word_embeddings} and text_config says {text.tie_word_embeddings}; "
+            "they must be equal"
+        )
+        raise ConfigError("tie_word_embeddings", reason)
+    return True in stated

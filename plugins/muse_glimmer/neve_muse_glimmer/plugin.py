@@ -1,0 +1,110 @@
+"""The hooks of the Muse-Glimmer family."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from neve.contract.cache_spec import CacheLayout, FullAttention, SlidingWindow, layer_routes
+from neve.contract.hooks import hookimpl
+from neve.contract.plan import (
+    ColdEligibility,
+    ExecutionPlan,
+    FamilyInfo,
+    ModelShape,
+    OutputProtocol,
+)
+from neve.contract.sidecar import SidecarPolicy, anchor_grid, window_policy
+
+if TYPE_CHECKING:
+    import mlx.core as mx
+    import mlx.nn as nn
+
+    from neve.contract.forward import ForwardContext, StepBatch
+    from neve.contract.weights import Weights
+
+    from .config import MuseGlimmerConfig
+
+ANCHORS = anchor_grid(0, 5)
+"""1, 4, 16, 64 and 256 blocks."""
+
+
+@hookimpl
+def family_info() -> FamilyInfo:
+    """Name the family; a text-only checkpoint has the type of its text model."""
+    types = ["muse_glimmer", "muse_glimmer_text"]
+    return FamilyInfo("muse_glimmer", 1, types, "neve-muse-glimmer")
+
+
+@hookimpl
+def parse_config(raw: Mapping[str, Any]) -> MuseGlimmerConfig:
+    """Read config.json."""
+    from .config import parse
+
+    return parse(raw)
+
+
+@hookimpl
+def model_shape(config: MuseGlimmerConfig) -> ModelShape:
+    """State the sizes."""
+    return ModelShape(config.vocab_size, config.max_position_embeddings, len(config.ropes))
+
+
+@hookimpl
+def declare_cache_groups(config: MuseGlimmerConfig) -> CacheLayout:
+    """Declare a window in the layers that rotate, and full attention in the others."""
+    heads, head_dim = config.num_key_value_heads, config.head_dim
+    full = FullAttention(heads, head_dim)
+    sliding = SlidingWindow(window=config.sliding_window, kv_heads=heads, head_dim=head_dim)
+    return layer_routes([full if rope is None else sliding for rope in config.ropes])
+
+
+@hookimpl
+def build_model(config: MuseGlimmerConfig, weights: Weights) -> nn.Module:
+    """Build the text model and take its weights."""
+    from .model import MuseGlimmer
+    from .weights import own_weights
+
+    model = MuseGlimmer(config)
+    own_weights(config, weights).load_into(model)
+    return model
+
+
+@hookimpl
+def forward(model: nn.Module, batch: StepBatch, context: ForwardContext) -> mx.array:
+    """Compute logits `[R, vocab_size]`."""
+    return model(batch, context)
+
+
+@hookimpl
+def cold_restore_eligibility(config: MuseGlimmerConfig | None) -> ColdEligibility:
+    """Answer for the cold tier."""
+    return ColdEligibility(
+        True, "its blocks and its sidecars hold all that a prefix leaves behind"
+    )
+
+
+@hookimpl
+def build_sidecar_policy(config: MuseGlimmerConfig, dtype: str) -> SidecarPolicy | None:
+    """State what its windows leave behind; None without any."""
+    return window_policy(declare_cache_groups(config), dtype, anchors=ANCHORS)
+
+
+@hookimpl
+def execution_plan(config: MuseGlimmerConfig) -> ExecutionPlan:
+    """Ask that a preempted turn is always computed again."""
+    return ExecutionPlan(spill=False)
+
+
+@hookimpl
+def output_protocol(config: MuseGlimmerConfig) -> OutputProtocol:
+    """State Muse-Glimmer's marks.
+
+    A turn is a chain of messages, each to somebody: to itself it reasons, to a tool it calls,
+    to the user it answers. `<|eom|>` ends a message and not the turn.
+    """
+    return OutputProtocol(
+        end_of_turn=("<|eot|>",),
+        reasoning=("to=self<|message|>", "<|eom|><|start|>assistant to=user<|message|>"),
+        tool_call=("<atem:function_calls>", "</atem:function_calls>"),
+    )
