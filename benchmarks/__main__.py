@@ -14,7 +14,7 @@ from .figures import Figure
 BLAS = blas.preload()
 
 # MLX must find the BLAS in front of it
-from . import cold, cold_writer, host, hybrids, peers, pool, soak  # noqa: E402
+from . import cold, cold_writer, host, hybrids, peers, pool, shapes, soak, windows  # noqa: E402
 
 BENCHMARKS: dict[str, Callable[[], list[Figure]]] = {
     "decode": peers.decode,
@@ -26,6 +26,8 @@ BENCHMARKS: dict[str, Callable[[], list[Figure]]] = {
     "host": host.host,
     "soak": soak.soak,
     "hybrids": hybrids.hybrids,
+    "windows": windows.windows,
+    "shapes": shapes.shapes,
     "restart": cold.restart,
     "capture": cold.capture,
     "restore": cold.restore_beside,

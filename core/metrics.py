@@ -90,6 +90,6 @@ def _pools(pools: CacheStats | None, labels: Mapping[str, str]) -> list[Metric]:
         return []
     metrics = from_stats("neve_prefix", pools, labels=labels)
     for index, group in enumerate(pools.groups):
-        at = {**labels, "group": str(index)}
+        at = {**labels, "group": str(index), "kind": group.kind}
         metrics += from_stats("neve_pool", group, gauges=POOL_GAUGES, labels=at)
     return metrics

@@ -221,8 +221,15 @@ class Model:
         return self._engine.call(lambda core: core.cold is None or core.cold.flush(deadline))
 
     def max_concurrent_sequences(self) -> int:
-        """Return how many turns may run at once."""
-        return self.info.settings.scheduler.max_num_seqs
+        """Return how many turns may run at once.
+
+        As many as `max_num_seqs` allows and, if that is fewer, as can hold a first block each
+        in every group of the cache.
+
+        Raises:
+            EngineClosedError: The model was closed.
+        """
+        return self._engine.call(_max_concurrent_sequences)
 
     def close(self) -> None:
         """End the engine; running requests fail. Closing twice is harmless."""
@@ -298,6 +305,11 @@ def _identification(core: Core) -> Identification | None:
 
 def _fingerprint(core: Core) -> bytes:
     return b"" if core.cold is None else core.cold.tier.fingerprint or b""
+
+
+def _max_concurrent_sequences(core: Core) -> int:
+    cache = core.runner.lane.cache
+    return min(core.info.settings.scheduler.max_num_seqs, cache.max_concurrent_sequences)
 
 
 def _is_identified(core: Core) -> bool:

@@ -25,7 +25,9 @@ _ANSWERS = (
     plan.FamilyInfo,
     plan.ModelShape,
     cache_spec.CacheLayout,
+    cache_spec.AttentionSpec,
     cache_spec.FullAttention,
+    cache_spec.SlidingWindow,
     cache_spec.RecurrentState,
     cache_spec.StateTensor,
     cache_spec.Owned,
@@ -140,7 +142,8 @@ def _answers() -> str:
         summary = (inspect.getdoc(cls) or "").partition("\n\n")[0]
         parts.append(f"### `{cls.__name__}`\n\n{summary}\n\n")
         docs, types = _attribute_docs(cls), _types(cls)
-        parts += [f"- `{f.name}: {types[f.name]}`: {docs[f.name]}\n" for f in attrs.fields(cls)]
+        names = [f.name for f in attrs.fields(cls)] if attrs.has(cls) else list(types)
+        parts += [f"- `{name}: {types[name]}`: {docs[name]}\n" for name in names]
         parts.append("\n" if docs else "")
     return "".join(parts)
 

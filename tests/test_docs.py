@@ -63,7 +63,14 @@ def test_links_resolve(page):
 
 
 @pytest.mark.parametrize(
-    "page", ["README.md", "docs/guide.md", "docs/hybrids.md", "docs/settings.md"]
+    "page",
+    [
+        "README.md",
+        "docs/guide.md",
+        "docs/hybrids.md",
+        "docs/settings.md",
+        "docs/windows.md",
+    ],
 )
 def test_python_prints_what_stands_below_it(page, monkeypatch, capsys):
     """Every block of Python runs, and prints what the next block shows."""

@@ -178,6 +178,19 @@ def test_settings_reach_the_engine():
     assert done.stdout.split() == ["flat", "3"]
 
 
+@pytest.mark.parametrize(("asked", "width"), [(4, 4), (32, 9)])
+def test_width_of_admission(asked, width):
+    """GR-4: as many turns as asked for, or as can hold a first block in every group."""
+    with neve.load(
+        CHECKPOINT, max_num_seqs=asked, paged_cache_memory_mb=1, dtype="float32"
+    ) as model:
+        pools = model.stats().pools
+
+        assert pools is not None
+        assert pools.groups[0].max_num_blocks == 10
+        assert model.max_concurrent_sequences() == width
+
+
 def test_interpreter_ends_cleanly_with_an_open_model():
     """A program that forgets `close` ends with exit code 0, in the middle of a request."""
     code = (

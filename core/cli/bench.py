@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import random
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
 import click
 
 from ..settings import MAX_NUM_SEQS_LIMIT
-from .loaded import describe, load_model
+from .loaded import cache_groups, describe, groups_table, load_model
 from .measure import Speeds, Workload, medians, run_round
 from .options import json_option, model_argument, settings_option, verbose_option
 from .output import console, milliseconds, table, write_json
 
 if TYPE_CHECKING:
+    from ..kvcache.stats import GroupStats
     from ..model import Model
 
 
-def _print(what: str, workload: Workload, speeds: Speeds) -> None:
+def _print(what: str, workload: Workload, speeds: Speeds, groups: Sequence[GroupStats]) -> None:
     rows = (
         (f"prefill, {workload.prompt_tokens} tokens", speeds.prefill_tokens_per_s, ""),
         ("decode, 1 request", speeds.decode_tokens_per_s, ""),
@@ -38,6 +40,9 @@ def _print(what: str, workload: Workload, speeds: Speeds) -> None:
     out = console()
     out.print(what, style="dim")
     out.print(shown)
+    if groups:
+        out.print()
+        out.print(groups_table(groups))
 
 
 def _measure(model: Model, workload: Workload, repetitions: int, seed: int) -> Speeds:
@@ -107,14 +112,16 @@ def bench(
     """Measure prefill, decode, batching and prefix hits of MODEL.
 
     Prompts are random tokens; figures are medians over the repetitions, after one that does
-    not count.
+    not count. Below them stands what each group of the cache holds at the end.
     """
     asked = Workload(**workload)
     settings = {"max_num_seqs": asked.requests, **settings}
     with load_model(model, settings) as loaded:
         what = describe(loaded)
         speeds = _measure(loaded, asked, repetitions, seed)
+        groups = cache_groups(loaded)
     if as_json:
-        write_json({"model": model, "engine": what, **workload, **_as_dict(speeds)})
+        figures = {**_as_dict(speeds), "groups": [attrs.asdict(group) for group in groups]}
+        write_json({"model": model, "engine": what, **workload, **figures})
     else:
-        _print(what, asked, speeds)
+        _print(what, asked, speeds, groups)

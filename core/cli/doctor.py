@@ -1,12 +1,14 @@
-"""`neve doctor`: look whether everything is in place."""
+"""`neve doctor`: look whether everything is in place, and at a checkpoint."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 
 import attrs
 import click
 
+from .checkpoint_checks import checkpoint_findings
 from .checks import Finding, all_findings
 from .options import json_option
 from .output import console, write_json
@@ -26,14 +28,19 @@ def _print(findings: Iterable[Finding]) -> None:
 
 
 @click.command()
+@click.argument("checkpoint", required=False)
 @json_option
 @click.pass_context
-def doctor(ctx: click.Context, as_json: bool) -> None:
+def doctor(ctx: click.Context, checkpoint: str | None, as_json: bool) -> None:
     """Check the installation: MLX, device, BLAS, plugins, folders.
+
+    With CHECKPOINT, a MODEL as elsewhere, also say what its cache would hold, group by group,
+    and whether its prefixes go to disk. No weight is loaded; what is not here is downloaded.
 
     Every problem comes with what to do. The exit code is 1 if something is broken.
     """
-    findings = list(all_findings())
+    about = () if checkpoint is None else checkpoint_findings(checkpoint)
+    findings = list(itertools.chain(all_findings(), about))
     if as_json:
         write_json({"findings": [attrs.asdict(finding) for finding in findings]})
     else:

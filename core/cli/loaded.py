@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from .output import note
+from .output import note, table
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
+    from ..kvcache.stats import GroupStats
     from ..model import Model
 
 INTERRUPTED = 130
@@ -45,3 +48,24 @@ def describe(model: Model) -> str:
         f"{info.family.name} {info.family.version} · {info.dtype} on the {where} · "
         f"{info.lane} cache of {info.effective_window_tokens} tokens"
     )
+
+
+def cache_groups(model: Model) -> tuple[GroupStats, ...]:
+    """Return the figures of a model's cache groups; none on the flat path."""
+    pools = model.stats().pools
+    return () if pools is None else pools.groups
+
+
+def groups_table(groups: Sequence[GroupStats]) -> Table:
+    """Return a table of what each group's pool holds; the null block is left out."""
+    shown = table("cache group", "blocks", "in use", "kept", "free", "evicted so far")
+    for group in groups:
+        counts = (
+            group.num_blocks - 1,
+            group.num_live,
+            group.num_evictable,
+            group.num_free,
+            group.evictions,
+        )
+        shown.add_row(group.kind, *map(str, counts))
+    return shown

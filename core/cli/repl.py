@@ -172,8 +172,8 @@ class Repl:
             note(f"cache       {stats.pools.prefix_hit_tokens} prompt tokens were found in it")
             for index, group in enumerate(stats.pools.groups):
                 note(
-                    f"blocks      group {index}: {group.num_evictable} kept, {group.num_live} "
-                    f"in use, {group.num_free} free"
+                    f"blocks      group {index}: {group.kind}, {group.num_evictable} kept, "
+                    f"{group.num_live} in use, {group.num_free} free"
                 )
         memory = {name: num_bytes / 2**20 for name, num_bytes in stats.memory.items()}
         note(f"memory      {memory['active']:.0f} MiB, at most {memory['peak']:.0f} MiB so far")

@@ -16,7 +16,14 @@ def test_table(run, checkpoint):
     done = run("bench", checkpoint, *SMALL, "--set", "paged_cache_memory_mb=16")
 
     assert (done.exit_code, done.stderr) == (0, "")
-    for word in ("qwen3", "CPU", "prefill, 32 tokens", "decode, 2 at once", "x sooner"):
+    for word in (
+        "qwen3",
+        "CPU",
+        "prefill, 32 tokens",
+        "decode, 2 at once",
+        "x sooner",
+        "cache group",
+    ):
         assert word in done.stdout
 
 
@@ -28,6 +35,8 @@ def test_json(run_loaded):
     assert (found["model"], found["requests"], found["new_tokens"]) == ("name", 2, 8)
     assert found["batch_speedup"] == found["batch_tokens_per_s"] / found["decode_tokens_per_s"]
     assert found["prefix_speedup"] == found["cold_ttft_ms"] / found["warm_ttft_ms"]
+    assert [group["kind"] for group in found["groups"]] == ["full"]
+    assert found["groups"][0]["num_live"] == 0
 
 
 @pytest.mark.parametrize("flag", ["--requests=33", "--prompt-tokens=8", "--new-tokens=7"])

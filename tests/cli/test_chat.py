@@ -66,7 +66,7 @@ def test_stats_and_help(run_loaded):
     """UX-2: /stats shows requests, cache and memory; /help names every command."""
     done = run_loaded("chat", "m", stdin="/stats\n/help\n")
 
-    for word in ("finished", "were found in it", "group 0:", "MiB"):
+    for word in ("finished", "were found in it", "group 0: full,", "MiB"):
         assert word in done.stderr
     for command in ("/reset", "/system", "/stats", "/help", "/exit"):
         assert command in done.stderr

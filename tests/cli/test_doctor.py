@@ -9,6 +9,8 @@ import pytest
 from neve.cli import doctor
 from neve.cli.checks import Finding
 
+pytestmark = pytest.mark.mlx
+
 GOOD = Finding("good", "ok", "[fine]")
 SLOW = Finding("slow", "warning", "works", "make it faster")
 BROKEN = Finding("bad", "broken", "gone", "bring it back")
@@ -50,3 +52,25 @@ def test_json(run, found):
     assert done.exit_code == 1
     assert [f["status"] for f in json.loads(done.stdout)["findings"]] == ["ok", "broken"]
     assert json.loads(done.stdout)["findings"][1]["advice"] == "bring it back"
+
+
+def test_checkpoint(run, found, checkpoint):
+    """UX-2: what a checkpoint holds stands behind the installation's findings."""
+    found(GOOD)
+    done = run("doctor", checkpoint)
+
+    lines = done.stdout.splitlines()
+
+    assert done.exit_code == 0
+    assert lines[0] == "ok      good: [fine]"
+    assert lines[1].startswith("ok      checkpoint: qwen3 by qwen3 0.1.0, 6 layers, ")
+    assert "persistence: " in lines[-1]
+
+
+def test_no_checkpoint(run, found, tmp_path):
+    """UX-2: a checkpoint that is not there is broken, and the exit code is 1."""
+    found(GOOD)
+    done = run("doctor", str(tmp_path), "--json")
+
+    assert done.exit_code == 1
+    assert [f["name"] for f in json.loads(done.stdout)["findings"]] == ["good", "checkpoint"]
