@@ -73,10 +73,46 @@ _NEMOTRON_H = {
     "moe_shared_expert_intermediate_size": 1024,
 }
 
+_GEMMA4 = {
+    "vocab_size": 32_768,
+    "hidden_size": 1024,
+    "num_hidden_layers": 20,
+    "layer_types": [
+        "sliding_attention" if (layer + 1) % 5 else "full_attention" for layer in range(20)
+    ],
+    "sliding_window": 512,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 128,
+    "global_head_dim": 256,
+    "intermediate_size": 3584,
+    "hidden_size_per_layer_input": 0,
+    "num_kv_shared_layers": 0,
+    "use_double_wide_mlp": False,
+}
+
+_MUSE_GLIMMER = {
+    "vocab_size": 16_384,
+    "hidden_size": 1024,
+    "num_hidden_layers": 20,
+    "layer_types": [
+        "sliding_attention" if (layer + 1) % 4 else "full_attention" for layer in range(20)
+    ],
+    "layer_rope_theta": [500_000.0 if (layer + 1) % 4 else 0 for layer in range(20)],
+    "sliding_window": 512,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "head_dim": 64,
+    "intermediate_size": 3584,
+}
+
 SHAPES: Mapping[str, Mapping[str, Any]] = {
     "lfm2": _LFM2,
     "qwen3_5": {"text_config": _QWEN3_5},
     "nemotron_h": _NEMOTRON_H,
+    # mlx-lm looks for gemma4's vocabulary beside the text model's config
+    "gemma4": {"text_config": _GEMMA4, "vocab_size": _GEMMA4["vocab_size"]},
+    "muse_glimmer": {"text_config": _MUSE_GLIMMER},
 }
 """Checkpoint of the repository -> what is larger than in its config.json."""
 

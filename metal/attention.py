@@ -18,6 +18,8 @@ from .fusion import fused
 QUERY_TILE = 256
 """Queries that attend at once on a CPU: bounds the score matrix, and lets a tile skip the
 keys after its last query."""
+MIN_QUERY_TILE = 128
+"""With a window shorter than a tile most of a tile's scores are masked: it is cut, so far."""
 
 
 def page_rows(tables: mx.array, heads: int) -> mx.array:
@@ -187,9 +189,10 @@ def prefill_attention(
         return out[0].swapaxes(0, 1)
     dispatch.record("prefill_attention", "ops")
     grouped = q.swapaxes(0, 1).reshape(1, heads, num_heads // heads, length, dims)
+    size = QUERY_TILE if window is None else min(QUERY_TILE, max(MIN_QUERY_TILE, window))
     tiles = [
-        _causal_tile(grouped, k, v, start, num_keys - length, scale, softcap, window)
-        for start in range(0, length, QUERY_TILE)
+        _causal_tile(grouped, k, v, start, size, num_keys - length, scale, softcap, window)
+        for start in range(0, length, size)
     ]
     out = tiles[0] if len(tiles) == 1 else mx.concatenate(tiles, axis=3)
     return out.reshape(num_heads, length, -1).swapaxes(0, 1)
@@ -200,13 +203,14 @@ def _causal_tile(
     k: mx.array,
     v: mx.array,
     start: int,
+    size: int,
     prefix: int,
     scale: float,
     softcap: float | None,
     window: int | None,
 ) -> mx.array:
-    """Attend queries `[start, start + QUERY_TILE)` of `q [1, Hk, G, L, D]`."""
-    tile = q[:, :, :, start : start + QUERY_TILE]
+    """Attend queries `[start, start + size)` of `q [1, Hk, G, L, D]`."""
+    tile = q[:, :, :, start : start + size]
     first, last = prefix + start, prefix + start + tile.shape[3]
     oldest = 0 if window is None else max(0, first - window + 1)
     mask = mx.where(_visible(first, last, oldest, window), 0.0, -mx.inf)
