@@ -122,6 +122,8 @@ def _unwritable(subject: Subject) -> str | None:
         return "a prefix is written as the blocks of one group of full attention"
     if not layout.windows and not layout.states:
         return None
+    if len(layout.windows) > 1:
+        return "a sidecar holds windows of one kind, and the layers have several"
     if subject.policy is None or (layout.windows and layout.states):
         return "the family keeps state that no sidecar holds"
     windows = (spec.window for spec in layout.groups if isinstance(spec, SlidingWindow))

@@ -8,12 +8,16 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 
 import neve
+from neve.contract.cache_spec import FullAttention, SlidingWindow, layer_routes
+from neve.engine.persistence import decide_persistence
 from neve.families import Family
 from neve.kvcache.block_table import blocks_for
 from neve.kvcache.stats import GroupStats
+from neve.loading import examine
 from neve.testing.parity import at_once, one_by_one, tokens
 
 pytestmark = pytest.mark.mlx
@@ -447,3 +451,15 @@ def test_contiguous_windows_are_not_persisted(opened, tmp_path):
 
     assert not model.info.persistence.persist
     assert "flat path" in model.info.persistence.reason
+
+
+def test_windows_of_several_kinds_are_not_persisted(tmp_path):
+    """SD-2, FW-4: such a model loads and answers; the tier is off, and says why."""
+    path = CHECKPOINTS / "muse_glimmer"
+    examined = examine(path, persist_paged_cache=True, cold_cache_dir=str(tmp_path))
+    kinds = [SlidingWindow(64, 1, 8), SlidingWindow(128, 1, 8), FullAttention(1, 8)]
+    subject = attrs.evolve(examined.subject, layout=layer_routes(kinds))
+    decision = decide_persistence(subject, examined.settings.cold, paged=True)
+
+    assert not decision.persist
+    assert "windows of one kind" in decision.reason
