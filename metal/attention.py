@@ -31,24 +31,19 @@ def page_rows(tables: mx.array, heads: int) -> mx.array:
 
 
 def gather_rows(pool: mx.array, rows: mx.array) -> mx.array:
-    """Return contiguous keys or values `[N, Hk, M * S, D]` for the `rows` of `page_rows`."""
+    """Return the keys or values of pages, contiguous: one copy, no transpose.
+
+    Args:
+        pool: `[B, Hk, S, D]`.
+        rows: What `page_rows` returned.
+
+    Returns:
+        `[N, Hk, M * S, D]`.
+    """
     *_, page_size, dims = pool.shape
     num_rows, heads, num_pages = rows.shape
     pages = mx.take(pool.reshape(-1, page_size * dims), rows, axis=0)
     return pages.reshape(num_rows, heads, num_pages * page_size, dims)
-
-
-def gather_pages(pool: mx.array, tables: mx.array) -> mx.array:
-    """Return the pages of each table as contiguous keys or values.
-
-    Args:
-        pool: `[B, Hk, S, D]`.
-        tables: `[N, M]` int32 page numbers.
-
-    Returns:
-        `[N, Hk, M * S, D]`, contiguous: one copy, no transpose.
-    """
-    return gather_rows(pool, page_rows(tables, pool.shape[1]))
 
 
 def token_rows(pages: mx.array, offsets: mx.array, heads: int, page_size: int) -> mx.array:
@@ -65,18 +60,13 @@ def token_rows(pages: mx.array, offsets: mx.array, heads: int, page_size: int) -
 
 
 def scatter_rows(pool: mx.array, rows: mx.array, x: mx.array) -> None:
-    """Write `x [T, Hk, D]` to the `rows` of `token_rows`, in place; see `scatter_tokens`."""
-    flat = pool.reshape(-1, pool.shape[-1])
-    flat[rows] = x.reshape(-1, x.shape[-1]).astype(pool.dtype)
-    pool[:] = flat.reshape(pool.shape)
-
-
-def scatter_tokens(pool: mx.array, pages: mx.array, offsets: mx.array, x: mx.array) -> None:
-    """Write `x [T, Hk, D]` to `pool[pages, :, offsets]`, in place.
+    """Write `x [T, Hk, D]` to the `rows` of `token_rows`, in place.
 
     The pool's buffer is reused only while nobody else holds the array or a view of it.
     """
-    scatter_rows(pool, token_rows(pages, offsets, *pool.shape[1:3]), x)
+    flat = pool.reshape(-1, pool.shape[-1])
+    flat[rows] = x.reshape(-1, x.shape[-1]).astype(pool.dtype)
+    pool[:] = flat.reshape(pool.shape)
 
 
 def _cap(scores: mx.array, softcap: float | None) -> mx.array:
@@ -106,7 +96,7 @@ def _attend(
 
 @functools.cache
 def _shape(scale: float, softcap: float | None) -> Callable[[mx.array, mx.array], mx.array]:
-    """Return what makes float32 scores of products and a mask, in one operation."""
+    """Return what makes float32 scores of products and a mask."""
 
     def shape(products: mx.array, mask: mx.array) -> mx.array:
         return _cap(products.astype(mx.float32) * scale, softcap) + mask

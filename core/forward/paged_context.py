@@ -27,18 +27,18 @@ class _GroupStep:
 
     Attributes:
         window: Positions that a token sees; None for all.
-        blocks: Block that each token is written to, `[T]`.
+        slots: Where each token is written.
         wave: The decode rows.
-        decode_tables: Tables `[n, M]` of the decode rows, one a bucket.
-        prefill_tables: Table `[1, M]` of each prefill slice, from its first visible block on.
+        decode_pages: Where the blocks of the decode rows lie, one a bucket.
+        prefill_pages: The same of each prefill slice, from its first visible block on.
         prefill_skips: Positions before each slice's first visible block.
     """
 
     window: int | None
-    blocks: mx.array
+    slots: mx.array
     wave: DecodeWave
-    decode_tables: tuple[mx.array, ...]
-    prefill_tables: tuple[mx.array, ...]
+    decode_pages: tuple[mx.array, ...]
+    prefill_pages: tuple[mx.array, ...]
     prefill_skips: tuple[int, ...]
 
 
@@ -88,11 +88,11 @@ class PagedContext:
         row_of_token = mx.concatenate(
             [self._decode_rows, *(mx.full((s.length,), row, mx.int32) for s, row in prefill)]
         )
-        slots = (row_of_token, self._batch.positions // self._block_size)
+        places = (row_of_token, self._batch.positions // self._block_size)
         everything = self._wave(None)  # one for all groups that see everything
         return [
-            self._prepare(table, spec, slots, everything)
-            for table, spec in zip(tables, self._layout.groups, strict=True)
+            self._prepare(pool, table, spec, places, everything)
+            for pool, table, spec in zip(self._pools, tables, self._layout.groups, strict=True)
         ]
 
     def _wave(self, spec: AttentionSpec | None) -> DecodeWave:
@@ -101,9 +101,10 @@ class PagedContext:
 
     def _prepare(
         self,
+        pool: LayerPool,
         table: DeviceTables,
         spec: AttentionSpec,
-        slots: tuple[mx.array, mx.array],
+        places: tuple[mx.array, mx.array],
         everything: DecodeWave,
     ) -> _GroupStep:
         windowed = isinstance(spec, SlidingWindow)
@@ -112,14 +113,16 @@ class PagedContext:
         slices = zip(self._prefill, self._rows[self._num_decode :], first, strict=True)
         return _GroupStep(
             window=spec.window if windowed else None,
-            blocks=table.blocks_at(*slots),
+            slots=pool.slots(table.blocks_at(*places), self._offsets),
             wave=wave,
-            decode_tables=tuple(
-                table.rows(self._decode_rows[b.rows], b.num_blocks, b.first)
+            decode_pages=tuple(
+                pool.pages(table.rows(self._decode_rows[b.rows], b.num_blocks, b.first))
                 for b in wave.buckets
             ),
-            prefill_tables=tuple(
-                table.slice(row, begin, blocks_for(s.position + s.length, self._block_size))
+            prefill_pages=tuple(
+                pool.pages(
+                    table.slice(row, begin, blocks_for(s.position + s.length, self._block_size))
+                )
                 for s, row, begin in slices
             ),
             prefill_skips=tuple(begin * self._block_size for begin in first),
@@ -150,20 +153,20 @@ class PagedContext:
         owner = storage_of(self._layout, layer, k, v)
         pool, step = self._pools[owner.group], self._steps[owner.group]
         if k is not None and v is not None:
-            pool.write(owner.ordinal, k, v, step.blocks, self._offsets)
+            pool.write(owner.ordinal, k, v, step.slots)
         parts: list[mx.array] = []
         if self._num_decode:
             parts.append(self._decode(q, pool, owner.ordinal, step, scale, softcap))
-        slices = zip(self._prefill, step.prefill_tables, step.prefill_skips, strict=True)
-        for segment, table, skipped in slices:
+        slices = zip(self._prefill, step.prefill_pages, step.prefill_skips, strict=True)
+        for segment, pages, skipped in slices:
             part = slice(segment.start, segment.start + segment.length)
             if segment.position == 0 and k is not None and v is not None:
                 # all its keys are in the step itself: no page needs to be read
                 keys, values = k[part].swapaxes(0, 1), v[part].swapaxes(0, 1)
             else:
-                pages = pool.gather(owner.ordinal, table)
+                held = pool.gather(owner.ordinal, pages)
                 end = segment.position + segment.length - skipped
-                keys, values = (p[0, :, :end] for p in pages)
+                keys, values = (x[0, :, :end] for x in held)
             parts.append(
                 prefill_attention(
                     q[part], keys, values, scale=scale, softcap=softcap, window=step.window
@@ -199,11 +202,11 @@ class PagedContext:
     ) -> mx.array:
         """Attend the decode rows, bucket by bucket; `[N, Hq, Dv]` in the step's order."""
         parts: list[mx.array] = []
-        for bucket, table in zip(step.wave.buckets, step.decode_tables, strict=True):
+        for bucket, pages in zip(step.wave.buckets, step.decode_pages, strict=True):
             # a single bucket has the decode rows in the step's order, and they come first
             alone = step.wave.restore is None
             rows = q[: self._num_decode] if alone else q[bucket.rows]
-            keys, values = pool.gather(ordinal, table)
+            keys, values = pool.gather(ordinal, pages)
             parts.append(
                 decode_attention(rows, keys, values, bucket.mask, scale=scale, softcap=softcap)
             )

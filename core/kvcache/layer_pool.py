@@ -12,36 +12,6 @@ from ..contract.layer_spec import AttentionSpec
 from ..metal.attention import gather_rows, page_rows, scatter_rows, token_rows
 
 
-class _StepRows:
-    """Rows of the arrays that a step writes and reads, computed once for all layers.
-
-    The layers of a step bring the same index arrays, and the next step brings others.
-    """
-
-    def __init__(self, heads: int, block_size: int) -> None:
-        self._heads = heads
-        self._block_size = block_size
-        self._written: tuple[mx.array, mx.array, mx.array] | None = None
-        self._read: dict[int, tuple[mx.array, mx.array]] = {}
-
-    def rows_of_tokens(self, blocks: mx.array, offsets: mx.array) -> mx.array:
-        """Return the rows of tokens, `[T * Hk]`; new blocks begin a step."""
-        last = self._written
-        if last is None or last[0] is not blocks or last[1] is not offsets:
-            self._read.clear()
-            rows = token_rows(blocks, offsets, self._heads, self._block_size)
-            last = self._written = (blocks, offsets, rows)
-        return last[2]
-
-    def rows_of_pages(self, tables: mx.array) -> mx.array:
-        """Return the rows of pages, `[N, Hk, M]`."""
-        found = self._read.get(id(tables))
-        if found is None:
-            # the table is kept with its rows: its id must not become another array's
-            found = self._read[id(tables)] = (tables, page_rows(tables, self._heads))
-        return found[1]
-
-
 class LayerPool:
     """Pages `[B, Hk, S, D]`, K and V apart, one pair a layer.
 
@@ -69,7 +39,6 @@ class LayerPool:
         self._plain_dtype = np.uint16 if dtype.size == 2 else np.uint32
         self._key_shape = (spec.kv_heads, block_size, spec.head_dim)
         self._value_shape = (spec.kv_heads, block_size, spec.value_dim)
-        self._step = _StepRows(spec.kv_heads, block_size)
         self.clear()
 
     def clear(self) -> None:
@@ -104,26 +73,41 @@ class LayerPool:
         """Return the arrays as they are now, to be evaluated with a step; do not keep them."""
         return [*self._keys, *self._values]
 
-    def write(
-        self, ordinal: int, k: mx.array, v: mx.array, blocks: mx.array, offsets: mx.array
-    ) -> None:
+    def slots(self, blocks: mx.array, offsets: mx.array) -> mx.array:
+        """Return where tokens are written, for `write`; for all layers.
+
+        Args:
+            blocks: Block of each token `[T]`, int32.
+            offsets: Offset of each token in its block `[T]`, int32.
+        """
+        heads, block_size, _ = self._key_shape
+        return token_rows(blocks, offsets, heads, block_size)
+
+    def pages(self, tables: mx.array) -> mx.array:
+        """Return where the blocks of `tables [N, M]` lie, for `gather`; for all layers."""
+        return page_rows(tables, self._key_shape[0])
+
+    def write(self, ordinal: int, k: mx.array, v: mx.array, slots: mx.array) -> None:
         """Write keys `[T, Hk, D]` and values `[T, Hk, Dv]` to their slots, in place.
 
         Args:
             ordinal: The layer's place in the group.
             k: Keys.
             v: Values.
-            blocks: Block of each token `[T]`, int32.
-            offsets: Offset of each token in its block `[T]`, int32.
+            slots: What `slots` returned for the tokens.
         """
-        rows = self._step.rows_of_tokens(blocks, offsets)
-        scatter_rows(self._keys[ordinal], rows, k)
-        scatter_rows(self._values[ordinal], rows, v)
+        scatter_rows(self._keys[ordinal], slots, k)
+        scatter_rows(self._values[ordinal], slots, v)
 
-    def gather(self, ordinal: int, tables: mx.array) -> tuple[mx.array, mx.array]:
-        """Return keys `[N, Hk, M*S, D]` and values of the blocks in `tables [N, M]`."""
-        rows = self._step.rows_of_pages(tables)
-        return gather_rows(self._keys[ordinal], rows), gather_rows(self._values[ordinal], rows)
+    def gather(self, ordinal: int, pages: mx.array) -> tuple[mx.array, mx.array]:
+        """Return keys `[N, Hk, M*S, D]` and values of blocks.
+
+        Args:
+            ordinal: The layer's place in the group.
+            pages: What `pages` returned for the blocks' tables.
+        """
+        keys, values = self._keys[ordinal], self._values[ordinal]
+        return gather_rows(keys, pages), gather_rows(values, pages)
 
     def read_blocks(self, block_ids: Sequence[int]) -> list[list[memoryview]]:
         """Return the bytes of blocks, in one evaluation: per block, keys and values by layer.

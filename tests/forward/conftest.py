@@ -226,7 +226,8 @@ class PagedLane:
             k = mx.full((len(slots), spec.kv_heads, spec.head_dim), GARBAGE)
             v = mx.full((len(slots), spec.kv_heads, spec.value_dim), -GARBAGE)
             for ordinal in range(self.layout.num_group_layers(g)):
-                pool.write(ordinal, k, v, slots // self.block_size, slots % self.block_size)
+                places = pool.slots(slots // self.block_size, slots % self.block_size)
+                pool.write(ordinal, k, v, places)
             self._tables[g].update(
                 (row, i, (row + i) % num_blocks)
                 for row in range(num_rows)

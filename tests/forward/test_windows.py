@@ -147,9 +147,9 @@ class CountingPool(LayerPool):
 
     gathered: list[int]
 
-    def gather(self, ordinal: int, tables: mx.array) -> tuple[mx.array, mx.array]:
-        self.gathered.append(tables.size)
-        return super().gather(ordinal, tables)
+    def gather(self, ordinal: int, pages: mx.array) -> tuple[mx.array, mx.array]:
+        self.gathered.append(pages.shape[0] * pages.shape[2])
+        return super().gather(ordinal, pages)
 
 
 @pytest.mark.parametrize("window", [1, 15, 16, 17, 64])
@@ -253,7 +253,8 @@ def test_far_positions_see_their_window(position: int, length: int) -> None:
     tables.update((0, index, 1 + i) for i, index in enumerate(blocks))
     pool = LayerPool(spec, 1, len(blocks) + 1, size, mx.float32)
     before = mx.arange(first, position)
-    pool.write(0, k[:-length], v[:-length], 1 + before // size - blocks.start, before % size)
+    slots = pool.slots(1 + before // size - blocks.start, before % size)
+    pool.write(0, k[:-length], v[:-length], slots)
     batch = build_step_batch([RowInput(position, [1] * length)], None)
     context = PagedContext(layer_routes([spec]), [pool], [tables], batch, [0], size)
 
@@ -275,7 +276,8 @@ def test_full_and_windowed_layers_agree_far_out_with_the_flat_path(position: int
     places = mx.arange(position)
     for group, (pool, table) in enumerate(zip(pools, tables, strict=True)):
         table.update((0, index, index + 1) for index in range(num_blocks))
-        pool.write(0, k[:position], v[:position], 1 + places // size, places % size)
+        slots = pool.slots(1 + places // size, places % size)
+        pool.write(0, k[:position], v[:position], slots)
         spec = layout.groups[group]
         if isinstance(spec, SlidingWindow):
             cache.window((group, 0), spec).write(k[:position], v[:position], 0)

@@ -113,7 +113,7 @@ def test_a_paged_window_holds_the_same_rows(
     ids = list(range(1, num_blocks + 1))
     random.shuffle(ids)  # type: ignore[attr-defined]
     places = mx.array(ids)[mx.arange(boundary) // size]
-    pool.write(0, k, v, places, mx.arange(boundary) % size)
+    pool.write(0, k, v, pool.slots(places, mx.arange(boundary) % size))
     first = spec.first_visible(boundary) // size
 
     pieces = window_of_blocks(pool.read_blocks(ids[first:]), HEADS)

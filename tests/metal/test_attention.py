@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 from neve.metal import attention, dispatch
 from neve.metal.attention import (
     decode_attention,
-    gather_pages,
+    gather_rows,
+    page_rows,
     prefill_attention,
-    scatter_tokens,
+    scatter_rows,
+    token_rows,
 )
 
 pytestmark = pytest.mark.mlx
@@ -249,7 +251,7 @@ def test_gathered_pages_are_the_pages(dtype: mx.Dtype) -> None:
     pool = normal(7, 9, 3, 4, 5, dtype=dtype)
     tables = mx.array([[8, 0, 3], [3, 3, 1]])
 
-    actual = float64(gather_pages(pool, tables))
+    actual = float64(gather_rows(pool, page_rows(tables, 3)))
     pages = float64(pool)[np.array(tables)]  # [N, M, Hk, S, D]
 
     assert (actual == pages.transpose(0, 2, 1, 3, 4).reshape(2, 3, 12, 5)).all()
@@ -267,7 +269,7 @@ def test_a_scatter_touches_its_slots_and_nothing_else(slots: list[int], seed: in
     for slot, token in zip(slots, np.array(x), strict=True):
         expected[slot // 4, :, slot % 4] = token
 
-    scatter_tokens(pool, mx.array(slots) // 4, mx.array(slots) % 4, x)
+    scatter_rows(pool, token_rows(mx.array(slots) // 4, mx.array(slots) % 4, 2, 4), x)
 
     assert (np.array(pool) == expected).all()
 
@@ -275,7 +277,7 @@ def test_a_scatter_touches_its_slots_and_nothing_else(slots: list[int], seed: in
 def test_a_scatter_keeps_the_pools_dtype() -> None:
     """KV-5: tokens are rounded to what the pool stores."""
     pool, x = mx.zeros((2, 1, 2, 4), mx.bfloat16), normal(1, 1, 1, 4)
-    scatter_tokens(pool, mx.array([1]), mx.array([0]), x)
+    scatter_rows(pool, token_rows(mx.array([1]), mx.array([0]), 1, 2), x)
 
     assert pool.dtype == mx.bfloat16
     assert mx.array_equal(pool[1:, :, 0], x.astype(mx.bfloat16))
