@@ -32,7 +32,6 @@ __all__ = [
     "SlidingWindow",
     "StateTensor",
     "Uncached",
-    "group_layers",
     "layer_routes",
     "uniform_layout",
 ]
@@ -243,8 +242,3 @@ def layer_routes(specs: Sequence[LayerSpec]) -> CacheLayout:
                 routes.append(Recurrent(states.index(spec), counts[spec]))
                 counts[spec] += 1
     return CacheLayout(groups, routes, states=states)
-
-
-def group_layers(specs: Sequence[AttentionSpec]) -> CacheLayout:
-    """Return the layout of a model of attention layers only; see `layer_routes`."""
-    return layer_routes(specs)

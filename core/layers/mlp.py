@@ -11,7 +11,7 @@ from .joint import JointModule
 
 @fused
 def swiglu(gate: mx.array, up: mx.array) -> mx.array:
-    """Return `silu(gate) * up`, in one operation."""
+    """Return `silu(gate) * up`."""
     return gate * mx.sigmoid(gate) * up
 
 

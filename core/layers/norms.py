@@ -1,4 +1,4 @@
-"""Norms. On a CPU those of few tokens are fused: MLX takes a dozen operations for each."""
+"""Norms. On a CPU those of few tokens are made of fewer operations than MLX's own."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FEW_ELEMENTS = 4096
 
 
 def is_few(x: mx.array) -> bool:
-    """Whether a norm of `x` is faster in operations that are fused than in MLX's own."""
+    """Whether a norm of `x` is made of operations that may be fused, not MLX's own."""
     return x.size <= FEW_ELEMENTS and not device.is_gpu()
 
 

@@ -98,7 +98,7 @@ class ShortConv(nn.Module):
 
 @functools.cache
 def _weighted(activation: Activation | None) -> Callable[..., mx.array]:
-    """Return the sum of inputs by their weights, activated, in one operation."""
+    """Return the sum of inputs by their weights, activated."""
 
     def weighted(
         inputs: Sequence[mx.array], rows: Sequence[mx.array], bias: mx.array | None

@@ -20,7 +20,7 @@ from neve.coldtier.fingerprint import (
     fingerprint,
     geometry,
 )
-from neve.contract.cache_spec import FullAttention, group_layers
+from neve.contract.cache_spec import FullAttention, layer_routes
 
 GROUP = GroupGeometry(num_layers=4, kv_heads=2, head_dim=64, v_head_dim=64)
 COMPONENTS = FingerprintComponents(
@@ -224,7 +224,7 @@ def test_the_geometry_of_a_layout() -> None:
     """CT-4: groups in their order, each with the layers that own storage."""
     narrow, wide = FullAttention(1, 64), FullAttention(2, 128, v_head_dim=96)
 
-    assert geometry(group_layers([narrow, wide, narrow])) == (
+    assert geometry(layer_routes([narrow, wide, narrow])) == (
         GroupGeometry(2, 1, 64, 64),
         GroupGeometry(1, 2, 128, 96),
     )

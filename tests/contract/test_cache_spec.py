@@ -16,7 +16,6 @@ from neve.contract.cache_spec import (
     SlidingWindow,
     StateTensor,
     Uncached,
-    group_layers,
     layer_routes,
     uniform_layout,
 )
@@ -129,7 +128,7 @@ def test_the_block_size_multiple_is_positive() -> None:
 
 def test_layers_of_equal_layout_share_a_group_however_it_is_spelt() -> None:
     """GR-1: a value width that is the key width is the same layout as none stated."""
-    layout = group_layers([FullAttention(2, 8), FullAttention(2, 8, 8)])
+    layout = layer_routes([FullAttention(2, 8), FullAttention(2, 8, 8)])
 
     assert layout.routes == (Owned(0, 0), Owned(0, 1))
 
@@ -138,7 +137,7 @@ def test_layers_of_equal_layout_share_a_group_however_it_is_spelt() -> None:
 @given(st.lists(specs, min_size=1, max_size=12))
 def test_grouped_layers_are_a_valid_layout(layers: list[FullAttention]) -> None:
     """GR-1: each layer's route leads to its own spec, at its place among equal layers."""
-    layout = group_layers(layers)
+    layout = layer_routes(layers)
 
     assert layout.num_layers == len(layers)
     assert sum(layout.num_group_layers(g) for g in range(len(layout.groups))) == len(layers)
@@ -154,7 +153,7 @@ def test_a_uniform_layout_is_one_group(spec: FullAttention, num_layers: int) -> 
     """GR-1: layers that are all alike form one group, in layer order."""
     layout = uniform_layout(spec, num_layers)
 
-    assert layout == group_layers([spec] * num_layers)
+    assert layout == layer_routes([spec] * num_layers)
     assert [layout.owner(i).ordinal for i in range(num_layers)] == list(range(num_layers))
 
 
@@ -208,7 +207,7 @@ def test_an_alias_leads_to_its_anchors_storage() -> None:
 def test_a_block_takes_keys_and_values_of_all_layers_of_its_group() -> None:
     """GR-1: the bytes of a block follow from layers, heads, widths and tokens."""
     spec = FullAttention(kv_heads=2, head_dim=8, v_head_dim=4)
-    layout = group_layers([spec, WIDE, spec, spec])
+    layout = layer_routes([spec, WIDE, spec, spec])
 
     assert layout.block_bytes(0, block_size=16, itemsize=2) == 3 * 2 * (8 + 4) * 16 * 2
     assert layout.block_bytes(1, block_size=16, itemsize=4) == 1 * 1 * (16 + 16) * 16 * 4

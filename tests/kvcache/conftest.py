@@ -9,7 +9,7 @@ from neve.contract.cache_spec import (
     CacheLayout,
     FullAttention,
     SlidingWindow,
-    group_layers,
+    layer_routes,
 )
 from neve.ids import SHARED_DOMAIN, SaltDomain, SequenceId
 from neve.kvcache.block_allocator import BlockAllocator
@@ -26,7 +26,7 @@ def make_layout() -> Callable[[int], CacheLayout]:
     """Return a builder of layouts with so many groups of one layer each."""
 
     def build(num_groups: int) -> CacheLayout:
-        return group_layers([FullAttention(1, 8 * (i + 1)) for i in range(num_groups)])
+        return layer_routes([FullAttention(1, 8 * (i + 1)) for i in range(num_groups)])
 
     return build
 
@@ -75,7 +75,7 @@ def make_windowed() -> Callable[..., Coordinator]:
         ]
         sizes = [num_blocks] * len(specs) if isinstance(num_blocks, int) else num_blocks
         allocators = [BlockAllocator(n, block_size) for n in sizes]
-        return Coordinator(group_layers(specs), allocators, max_slice=max_slice)
+        return Coordinator(layer_routes(specs), allocators, max_slice=max_slice)
 
     return build
 

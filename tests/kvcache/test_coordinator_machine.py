@@ -14,7 +14,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from neve.contract.cache_spec import FullAttention, SlidingWindow, group_layers
+from neve.contract.cache_spec import FullAttention, SlidingWindow, layer_routes
 from neve.errors import CacheExhaustedError, CacheMisuseError, MemoryBudgetError
 from neve.ids import BlockHash, SaltDomain, SequenceId
 from neve.kvcache.block_allocator import BlockAllocator
@@ -84,7 +84,7 @@ class CoordinatorMachine(RuleBasedStateMachine):
         anchors: bool,
     ) -> None:
         self.windows = windows
-        layout = group_layers(
+        layout = layer_routes(
             [
                 FullAttention(1, 8 + i) if window is None else SlidingWindow(window, 1, 8 + i)
                 for i, window in enumerate(windows)

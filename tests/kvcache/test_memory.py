@@ -13,7 +13,6 @@ from neve.contract.cache_spec import (
     RecurrentState,
     SlidingWindow,
     StateTensor,
-    group_layers,
     layer_routes,
     uniform_layout,
 )
@@ -166,7 +165,7 @@ def test_no_more_blocks_than_sequences_can_fill() -> None:
 
 def test_all_groups_share_the_budget() -> None:
     """GR-4: each group gets the same number of blocks, so the budget is split by their size."""
-    layout = group_layers([FullAttention(1, 64), FullAttention(2, 64), FullAttention(2, 64)])
+    layout = layer_routes([FullAttention(1, 64), FullAttention(2, 64), FullAttention(2, 64)])
     block_bytes = (1 + 2 + 2) * 128 * 16 * 2
 
     assert make_plan(layout=layout, max_bytes=7 * block_bytes + 1).max_blocks == 7

@@ -19,7 +19,7 @@ def gated(x: mx.array, gate: mx.array) -> mx.array:
 def test_a_cpu_fuses_on_request_only(
     asked: str | None, expected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """PK-1: on a CPU a compiler would be run for it at the first token."""
+    """On a CPU a compiler would be run for it at the first token, so somebody has to ask."""
     monkeypatch.delenv("NEVE_FUSE", raising=False)
     if asked is not None:
         monkeypatch.setenv("NEVE_FUSE", asked)
@@ -30,7 +30,7 @@ def test_a_cpu_fuses_on_request_only(
 def test_fused_and_plain_are_the_same(
     monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """PK-1: fusing changes the last bits at most, and neither name nor documentation."""
+    """Fusing changes the last bits at most, and neither name nor documentation."""
     # where no other process makes the same library at the same time
     monkeypatch.setenv("TMPDIR", str(tmp_path_factory.mktemp("fusion")))
     x, gate = (mx.random.normal((3, 5), key=mx.random.key(i)) for i in range(2))
