@@ -59,12 +59,13 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import what needs MLX only when it is asked for, behind an optimised BLAS."""
+    """Import what needs MLX only when it is asked for, and set up what it finds there."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    from .metal import blas
+    from .metal import batching, blas
 
     blas.preload()
+    batching.widen()
     return getattr(import_module(f".{_HOMES[name]}", __name__), name)

@@ -35,7 +35,7 @@ from .kvcache.memory import MemoryCoordinator, PoolPlan, plan_pools
 from .kvcache.state_keeper import StateKeeper
 from .log import configure_if_unset, get_logger
 from .metal import device
-from .metal.layout import prefer_input_major
+from .metal.layout import prefer_layout
 from .model import Model
 from .scheduler.scheduler import Scheduler
 from .scheduler.telemetry import SchedulerCounters
@@ -187,7 +187,7 @@ def _make_core(
     max_context = min(shape.max_context, settings.model.max_context or shape.max_context)
     dtype = _compute_dtype(settings, checkpoint)
     model = family.build_model(config, attrs.evolve(checkpoint.weights, dtype=dtype))
-    prefer_input_major(model)
+    prefer_layout(model)
     memory = _account(model, settings)
     row_exact = _row_exact(settings, plan, checkpoint)
     scheduling = _grid(settings, plan).scheduler

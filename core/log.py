@@ -18,6 +18,7 @@ EVENTS = frozenset(
         "coldtier.capture.late",
         "coldtier.read.failed",
         "coldtier.write.failed",
+        "engine.decode.untraced",
         "engine.identification.failed",
         "engine.loop.failed",
         "engine.model.identified",

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import attrs
 
-from neve.contract import cache_spec, forward, plan, sidecar
+from neve.contract import cache_spec, forward, heads, plan, sidecar
 from neve.contract.hooks import OPTIONAL_HOOKS, FamilyHooks
 from neve.settings import CONFIG_KEYS, ENVIRONMENT, FIELD_ROOMS, ROOMS
 
@@ -43,6 +43,8 @@ _ANSWERS = (
     forward.StepBatch,
     forward.Segment,
     forward.RopeSpec,
+    heads.HeadShape,
+    heads.Projected,
 )
 
 

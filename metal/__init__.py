@@ -1,1 +1,1 @@
-"""GPU kernels and device facts."""
+"""Operations with kernels, each beside its reference; device facts; the BLAS of Linux CPUs."""

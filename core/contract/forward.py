@@ -13,6 +13,9 @@ from typing import Protocol, TypeAlias
 import attrs
 import mlx.core as mx
 
+from .heads import Projected
+from .heads import RopeSpec as RopeSpec
+
 
 @attrs.frozen
 class Segment:
@@ -46,26 +49,6 @@ class StepBatch:
     segments: tuple[Segment, ...]
     num_decode_rows: int
     logit_rows: mx.array
-
-
-@attrs.frozen
-class RopeSpec:
-    """A rotary embedding.
-
-    Attributes:
-        dims: Leading elements of a head that are rotated, even.
-        theta: Base of the geometric series of wavelengths.
-        interleaved: Rotate pairs `(2i, 2i+1)` instead of `(i, i + dims/2)`.
-        inv_freq: Angular frequencies `[dims/2]` in radians a token, when a scaling rule
-            changed them; None means `theta ** (-2i / dims)`.
-        scale: Factor on the rotated elements (the attention factor of YaRN).
-    """
-
-    dims: int
-    theta: float
-    interleaved: bool = False
-    inv_freq: tuple[float, ...] | None = None
-    scale: float = 1.0
 
 
 State: TypeAlias = tuple[mx.array, ...]
@@ -106,6 +89,35 @@ class ForwardContext(Protocol):
         Raises:
             CacheMisuseError: The layer owns its cache and `k` or `v` is missing, or it is an
                 alias and brings some.
+        """
+        ...
+
+    def attend_projected(
+        self,
+        layer: int,
+        projected: Projected,
+        *,
+        scale: float,
+        softcap: float | None = None,
+    ) -> mx.array:
+        """Make heads of a layer's projections, then `attend`.
+
+        Norms, rotation and the way into the cache are one operation where a context can.
+        `rope` and `attend` remain for layers that do more to their heads.
+
+        Args:
+            layer: Index of the layer.
+            projected: Queries, keys and values; queries alone for a layer that reads its
+                anchor's keys.
+            scale: Factor on `q·k`, usually `D ** -0.5`.
+            softcap: Scores become `softcap * tanh(score / softcap)`.
+
+        Returns:
+            `[T, Hq, Dv]`, in the dtype of the projections.
+
+        Raises:
+            CacheMisuseError: The layer owns its cache and keys are missing, or it is an alias
+                and brings some.
         """
         ...
 

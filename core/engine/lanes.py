@@ -11,10 +11,10 @@ import mlx.core as mx
 from ..contract.cache_spec import CacheLayout, Recurrent
 from ..contract.forward import ForwardContext, StepBatch
 from ..forward.flat_context import FlatContext
-from ..forward.paged_context import PagedContext
+from ..forward.paged_step import PagedStep
 from ..kvcache.coordinator import Coordinator
 from ..kvcache.device_tables import DeviceTables
-from ..kvcache.flat_cache import FlatCoordinator
+from ..kvcache.flat_cache import FlatCache, FlatCoordinator
 from ..kvcache.layer_pool import LayerPool
 from ..kvcache.state_keeper import KeptState, StateKeeper
 from ..kvcache.state_store import StateRows, StateStack, StateStore, state_of_bytes
@@ -37,6 +37,14 @@ class Snapshot:
     rung: bool
 
 
+class LaneStep(Protocol):
+    """What a step of a lane begins with."""
+
+    def context(self, batch: StepBatch) -> ForwardContext:
+        """Return the step's context."""
+        ...
+
+
 class Lane(Protocol):
     """A cache and the context that reads and writes it."""
 
@@ -45,8 +53,8 @@ class Lane(Protocol):
         """The bookkeeping, a `scheduler.cache_port.CachePort`."""
         ...
 
-    def context(self, batch: StepBatch, sequences: Sequence[Any]) -> ForwardContext:
-        """Return the context of a step.
+    def prepare(self, batch: StepBatch, sequences: Sequence[Any]) -> LaneStep:
+        """Begin a step.
 
         Args:
             batch: The step's tokens.
@@ -122,8 +130,11 @@ class PagedLane:
         ]:
             self._free_rows.append(self._rows.pop(sequence_id))
 
-    def context(self, batch: StepBatch, sequences: Sequence[Any]) -> ForwardContext:
-        """Return a `PagedContext` with tables that are up to date."""
+    def prepare(self, batch: StepBatch, sequences: Sequence[Any]) -> PagedStep:
+        """Bring tables up to date, and say where the step's rows and states are.
+
+        From now on the sequences' states are those that the step will compute.
+        """
         self._reclaim_rows(sequences)
         rows = [self._row(sequence) for sequence in sequences]
         for group, table in enumerate(self._tables):
@@ -132,10 +143,8 @@ class PagedLane:
                 for row, sequence in zip(rows, sequences, strict=True)
                 for index, block_id in sequence.tables[group].take_unsynced()
             )
-        states = self._begin_states(batch, sequences) if self.layout.states else ()
-        return PagedContext(
-            self.layout, self.pools, self._tables, batch, rows, self._block_size, states
-        )
+        states = self._begin_states(batch, sequences) if self.layout.states else []
+        return PagedStep(self.layout, self.pools, self._tables, self._block_size, rows, states)
 
     def _begin_states(self, batch: StepBatch, sequences: Sequence[Any]) -> list[StateRows]:
         for segment, sequence in zip(batch.segments, sequences, strict=True):
@@ -180,6 +189,23 @@ class PagedLane:
         self.states.clear()
 
 
+@attrs.frozen(eq=False)
+class FlatStep:
+    """The arrays of one step's rows.
+
+    Attributes:
+        layout: The model's cache layout.
+        caches: The cache of each segment's sequence.
+    """
+
+    layout: CacheLayout
+    caches: Sequence[FlatCache]
+
+    def context(self, batch: StepBatch) -> FlatContext:
+        """Return the step's context."""
+        return FlatContext(self.layout, self.caches, batch)
+
+
 class FlatLane:
     """Every turn has contiguous arrays of its own.
 
@@ -191,9 +217,9 @@ class FlatLane:
         self.cache = cache
         self.layout = layout
 
-    def context(self, batch: StepBatch, sequences: Sequence[Any]) -> ForwardContext:
-        """Return a `FlatContext`."""
-        return FlatContext(self.layout, [s.arrays for s in sequences], batch)
+    def prepare(self, batch: StepBatch, sequences: Sequence[Any]) -> FlatStep:
+        """Return the sequences' arrays."""
+        return FlatStep(self.layout, [s.arrays for s in sequences])
 
     def arrays(self, sequences: Sequence[Any]) -> list[mx.array]:
         """Return the sequences' arrays."""

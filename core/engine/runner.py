@@ -13,12 +13,15 @@ from ..contract.cache_spec import CacheLayout
 from ..contract.forward import StepBatch
 from ..families import Family
 from ..forward.flat_context import FlatContext
+from ..forward.paged_step import PagedStep
 from ..forward.step_batch import RowInput, build_step_batch
 from ..kvcache.flat_cache import FlatCache
+from ..metal import launch
 from ..sampling.sampler import RowState, SampledRows, sample
 from ..scheduler.plan import PlannedRow, StepPlan
 from .completion import TokenLogprob
-from .lanes import Lane, Snapshot
+from .decode_graph import DecodeGraph
+from .lanes import Lane, LaneStep, Snapshot
 
 
 @attrs.frozen(eq=False)
@@ -99,6 +102,7 @@ class Runner:
         self._family = family
         self._model = model
         self._row_exact = row_exact
+        self._graph = DecodeGraph(family, model, layout)
 
     def build(self, plan: StepPlan, previous: Step | None, states: Sequence[RowState]) -> Step:
         """Build a step's graph; nothing is computed, but for the forwards of row-exact rows.
@@ -138,9 +142,19 @@ class Runner:
         return mx.concatenate(parts) if parts else None
 
     def _forward(self, batch: StepBatch, rows: Sequence[PlannedRow]) -> mx.array | None:
-        context = self.lane.context(batch, [row.sequence for row in rows])
-        logits = self._family.forward(self._model, batch, context)
+        step = self.lane.prepare(batch, [row.sequence for row in rows])
+        logits = self._replayed(batch, step)
+        if logits is None:
+            logits = self._family.forward(self._model, batch, step.context(batch))
         return logits if logits.shape[0] else None
+
+    def _replayed(self, batch: StepBatch, step: LaneStep) -> mx.array | None:
+        """Return the logits of decode rows from a trace, None if there can be none."""
+        if not isinstance(step, PagedStep) or not launch.builds_graphs():
+            return None
+        n = batch.num_decode_rows
+        traceable = n == len(batch.segments) == batch.logit_rows.shape[0]
+        return self._graph(batch, step) if traceable else None
 
     def evaluate(self, ids: Sequence[int]) -> mx.array:
         """Return the logits `[T, V]`, float32 and evaluated, of one sequence on its own."""

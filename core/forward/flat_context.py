@@ -8,8 +8,10 @@ import mlx.core as mx
 
 from ..contract.cache_spec import CacheLayout, Owned
 from ..contract.forward import RopeSpec, ScanStep, Segment, StepBatch
+from ..contract.heads import Projected
 from ..contract.layer_spec import SlidingWindow
 from ..kvcache.flat_cache import FlatCache
+from ..layers.heads import prepare
 from ..layers.rope import Rotation
 from ..metal.attention import decode_attention, prefill_attention
 from .route import storage_of
@@ -52,7 +54,7 @@ class FlatContext:
         softcap: float | None = None,
     ) -> mx.array:
         """Store keys and values, attend; see `ForwardContext.attend`."""
-        owner = storage_of(self._layout, layer, k, v)
+        owner = storage_of(self._layout, layer, k is not None, v is not None)
         spec = self._layout.groups[owner.group]
         window = spec.window if isinstance(spec, SlidingWindow) else None
         parts: list[mx.array] = []
@@ -62,6 +64,18 @@ class FlatContext:
             pages = self._exchange(cache, owner, segment, new)
             parts.append(_attend(segment, q[part], *pages, scale, softcap, window))
         return parts[0] if len(parts) == 1 else mx.concatenate(parts)
+
+    def attend_projected(
+        self,
+        layer: int,
+        projected: Projected,
+        *,
+        scale: float,
+        softcap: float | None = None,
+    ) -> mx.array:
+        """Make heads, then attend; see `ForwardContext.attend_projected`."""
+        q, k, v = prepare(projected, self.rope)
+        return self.attend(layer, q, k, v, scale=scale, softcap=softcap)
 
     def _exchange(
         self,

@@ -3,137 +3,81 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
-import attrs
 import mlx.core as mx
 
-from ..contract.cache_spec import CacheLayout
-from ..contract.forward import RopeSpec, ScanStep, Segment, StepBatch
-from ..contract.layer_spec import AttentionSpec, SlidingWindow
-from ..kvcache.block_table import blocks_for
-from ..kvcache.device_tables import DeviceTables
-from ..kvcache.layer_pool import LayerPool
-from ..kvcache.state_store import StateRows
+from ..contract.cache_spec import CacheLayout, Owned, RecurrentState
+from ..contract.forward import RopeSpec, ScanStep, State, StepBatch
+from ..contract.heads import Projected
 from ..layers.rope import Rotation
-from ..metal.attention import decode_attention, prefill_attention
-from .decode_buckets import DecodeWave
 from .route import storage_of
 from .scan import scan_rows
 
 
-@attrs.frozen(eq=False)
-class _GroupStep:
-    """What all layers of a group share during one step.
+class PagedAttention(Protocol):
+    """How a step's keys are stored and attended to."""
 
-    Attributes:
-        window: Positions that a token sees; None for all.
-        slots: Where each token is written.
-        wave: The decode rows.
-        decode_pages: Where the blocks of the decode rows lie, one a bucket.
-        prefill_pages: The same of each prefill slice, from its first visible block on.
-        prefill_skips: Positions before each slice's first visible block.
-    """
+    def attend(
+        self,
+        owner: Owned,
+        q: mx.array,
+        k: mx.array | None,
+        v: mx.array | None,
+        scale: float,
+        softcap: float | None,
+    ) -> mx.array:
+        """Store keys and values with their owner, attend; see `ForwardContext.attend`."""
+        ...
 
-    window: int | None
-    slots: mx.array
-    wave: DecodeWave
-    decode_pages: tuple[mx.array, ...]
-    prefill_pages: tuple[mx.array, ...]
-    prefill_skips: tuple[int, ...]
+    def attend_projected(
+        self,
+        owner: Owned,
+        projected: Projected,
+        rotation: Rotation,
+        scale: float,
+        softcap: float | None,
+    ) -> mx.array:
+        """Make heads, store, attend; see `ForwardContext.attend_projected`."""
+        ...
+
+
+class ScanRows(Protocol):
+    """The rows of one call of a scan, `N` of them."""
+
+    def read(self, layer: int, spec: RecurrentState, compute_dtype: mx.Dtype) -> State:
+        """Return the rows' states `[N, *shape]` before the step."""
+        ...
+
+    def write(self, layer: int, state: State) -> None:
+        """Keep the rows' states after the step."""
+        ...
 
 
 class PagedContext:
-    """One step's view of the pools: writes to slots, attends through tables.
-
-    Lives for one step. Work that layers of a group share (tables, slots, masks, rotary
-    tables) is done once.
-    """
+    """One step's view of the pools and states. Lives for one step."""
 
     def __init__(
         self,
         layout: CacheLayout,
-        pools: Sequence[LayerPool],
-        tables: Sequence[DeviceTables],
         batch: StepBatch,
-        rows: Sequence[int],
-        block_size: int,
-        states: Sequence[StateRows] = (),
+        attention: PagedAttention,
+        states: Sequence[ScanRows] = (),
     ) -> None:
         """Prepare a step.
 
         Args:
             layout: The model's cache layout.
-            pools: One pool a group.
-            tables: One table mirror a group, up to date for every row of the step.
             batch: The step's tokens.
-            rows: Row of the table mirrors that each segment's sequence has.
-            block_size: Tokens of a block.
-            states: What `StateStore.begin` returned for the step, if a layer keeps a state.
+            attention: Over the step's pages.
+            states: The rows of a step's scans, the decode rows as one, then each slice; none
+                if no layer keeps a state.
         """
         self._layout = layout
-        self._pools = pools
         self._batch = batch
-        self._rope = Rotation(batch.positions)
-        self._num_decode = batch.num_decode_rows
-        self._block_size = block_size
-        self._offsets = batch.positions % block_size
-        self._rows = rows
-        self._steps = self._prepare_all(tables) if tables else []
+        self._attention = attention
         self._states = states
-
-    def _prepare_all(self, tables: Sequence[DeviceTables]) -> list[_GroupStep]:
-        n = self._num_decode
-        self._decode_rows = mx.array(list(self._rows[:n]), mx.int32)
-        prefill = zip(self._prefill, self._rows[n:], strict=True)
-        row_of_token = mx.concatenate(
-            [self._decode_rows, *(mx.full((s.length,), row, mx.int32) for s, row in prefill)]
-        )
-        places = (row_of_token, self._batch.positions // self._block_size)
-        everything = self._wave(None)  # one for all groups that see everything
-        return [
-            self._prepare(pool, table, spec, places, everything)
-            for pool, table, spec in zip(self._pools, tables, self._layout.groups, strict=True)
-        ]
-
-    def _wave(self, spec: AttentionSpec | None) -> DecodeWave:
-        decode = self._batch.segments[: self._num_decode]
-        return DecodeWave.of([s.position for s in decode], self._block_size, spec)
-
-    def _prepare(
-        self,
-        pool: LayerPool,
-        table: DeviceTables,
-        spec: AttentionSpec,
-        places: tuple[mx.array, mx.array],
-        everything: DecodeWave,
-    ) -> _GroupStep:
-        windowed = isinstance(spec, SlidingWindow)
-        wave = self._wave(spec) if windowed else everything
-        first = [self._first_block(segment, spec) for segment in self._prefill]
-        slices = zip(self._prefill, self._rows[self._num_decode :], first, strict=True)
-        return _GroupStep(
-            window=spec.window if windowed else None,
-            slots=pool.slots(table.blocks_at(*places), self._offsets),
-            wave=wave,
-            decode_pages=tuple(
-                pool.pages(table.rows(self._decode_rows[b.rows], b.num_blocks, b.first))
-                for b in wave.buckets
-            ),
-            prefill_pages=tuple(
-                pool.pages(
-                    table.slice(row, begin, blocks_for(s.position + s.length, self._block_size))
-                )
-                for s, row, begin in slices
-            ),
-            prefill_skips=tuple(begin * self._block_size for begin in first),
-        )
-
-    @property
-    def _prefill(self) -> Sequence[Segment]:
-        return self._batch.segments[self._num_decode :]
-
-    def _first_block(self, segment: Segment, spec: AttentionSpec) -> int:
-        return spec.first_visible(segment.position) // self._block_size
+        self._rope = Rotation(batch.positions)
 
     def rope(self, x: mx.array, spec: RopeSpec) -> mx.array:
         """Rotate `x [T, H, D]` at the step's positions."""
@@ -150,29 +94,21 @@ class PagedContext:
         softcap: float | None = None,
     ) -> mx.array:
         """Store keys and values, attend; see `ForwardContext.attend`."""
-        owner = storage_of(self._layout, layer, k, v)
-        pool, step = self._pools[owner.group], self._steps[owner.group]
-        if k is not None and v is not None:
-            pool.write(owner.ordinal, k, v, step.slots)
-        parts: list[mx.array] = []
-        if self._num_decode:
-            parts.append(self._decode(q, pool, owner.ordinal, step, scale, softcap))
-        slices = zip(self._prefill, step.prefill_pages, step.prefill_skips, strict=True)
-        for segment, pages, skipped in slices:
-            part = slice(segment.start, segment.start + segment.length)
-            if segment.position == 0 and k is not None and v is not None:
-                # all its keys are in the step itself: no page needs to be read
-                keys, values = k[part].swapaxes(0, 1), v[part].swapaxes(0, 1)
-            else:
-                held = pool.gather(owner.ordinal, pages)
-                end = segment.position + segment.length - skipped
-                keys, values = (x[0, :, :end] for x in held)
-            parts.append(
-                prefill_attention(
-                    q[part], keys, values, scale=scale, softcap=softcap, window=step.window
-                )
-            )
-        return parts[0] if len(parts) == 1 else mx.concatenate(parts)
+        owner = storage_of(self._layout, layer, k is not None, v is not None)
+        return self._attention.attend(owner, q, k, v, scale, softcap)
+
+    def attend_projected(
+        self,
+        layer: int,
+        projected: Projected,
+        *,
+        scale: float,
+        softcap: float | None = None,
+    ) -> mx.array:
+        """Make heads, store, attend; see `ForwardContext.attend_projected`."""
+        brings = projected.shape.kv_heads > 0
+        owner = storage_of(self._layout, layer, brings, brings)
+        return self._attention.attend_projected(owner, projected, self._rope, scale, softcap)
 
     def scan(self, layer: int, inputs: tuple[mx.array, ...], step: ScanStep) -> mx.array:
         """Run a recurrence; see `ForwardContext.scan`."""
@@ -187,29 +123,6 @@ class PagedContext:
 
     def _scan_calls(self) -> list[tuple[int, int, int]]:
         """Return first token, rows and tokens a row: the decode rows as one, then slices."""
-        n = self._num_decode
+        n = self._batch.num_decode_rows
         prefill = [(s.start, 1, s.length) for s in self._batch.segments[n:]]
         return [(0, n, 1), *prefill] if n else prefill
-
-    def _decode(
-        self,
-        q: mx.array,
-        pool: LayerPool,
-        ordinal: int,
-        step: _GroupStep,
-        scale: float,
-        softcap: float | None,
-    ) -> mx.array:
-        """Attend the decode rows, bucket by bucket; `[N, Hq, Dv]` in the step's order."""
-        parts: list[mx.array] = []
-        for bucket, pages in zip(step.wave.buckets, step.decode_pages, strict=True):
-            # a single bucket has the decode rows in the step's order, and they come first
-            alone = step.wave.restore is None
-            rows = q[: self._num_decode] if alone else q[bucket.rows]
-            keys, values = pool.gather(ordinal, pages)
-            parts.append(
-                decode_attention(rows, keys, values, bucket.mask, scale=scale, softcap=softcap)
-            )
-        if step.wave.restore is None:
-            return parts[0]
-        return mx.concatenate(parts)[step.wave.restore]

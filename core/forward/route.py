@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import mlx.core as mx
-
 from ..contract.cache_spec import CacheLayout, Owned
 from ..errors import CacheMisuseError
 
 
 def storage_of(
-    layout: CacheLayout, layer: int, k: mx.array | None, v: mx.array | None
+    layout: CacheLayout, layer: int, brings_keys: bool, brings_values: bool
 ) -> Owned:
-    """Return where `layer` keeps its keys and values, if the call fits its route.
+    """Return where `layer` keeps its keys and values, if what it brings fits its route.
 
     An alias that brought keys of its own would overwrite its anchor's, unseen.
 
@@ -21,7 +19,7 @@ def storage_of(
     """
     owner = layout.owner(layer)
     owns = layout.routes[layer] is owner
-    if (k is not None) != owns or (v is not None) != owns:
+    if brings_keys != owns or brings_values != owns:
         state = "an owner needs k and v" if owns else "an alias takes k and v from its anchor"
         raise CacheMisuseError(f"attend in layer {layer}", state)
     return owner

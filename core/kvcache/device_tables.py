@@ -22,6 +22,11 @@ class DeviceTables:
         self._table = mx.zeros((num_rows, width), mx.int32)
         mx.eval(self._table)
 
+    @property
+    def array(self) -> mx.array:
+        """All rows, as they are now; do not keep it."""
+        return self._table
+
     def update(self, entries: Iterable[tuple[int, int, int]]) -> None:
         """Set `(row, index, block id)` triples; the update joins the next step's graph."""
         triples = list(entries)

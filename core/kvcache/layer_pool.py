@@ -10,6 +10,7 @@ import numpy as np
 
 from ..contract.layer_spec import AttentionSpec
 from ..metal.attention import gather_rows, page_rows, scatter_rows, token_rows
+from ..metal.pages import GroupPages
 
 
 class LayerPool:
@@ -22,6 +23,7 @@ class LayerPool:
 
     Attributes:
         generation: Rises at each growth; whoever kept a reference to an array must drop it.
+        group: The arrays. A step that writes by kernels puts another token in its place.
     """
 
     def __init__(
@@ -46,9 +48,10 @@ class LayerPool:
 
         Not by garbage: a masked slot still enters a product, with weight 0.
         """
-        self._keys = self._zeros(self._key_shape)
-        self._values = self._zeros(self._value_shape)
-        mx.eval(self._keys, self._values)
+        token = mx.zeros((1,), mx.int32)
+        parts = (self._zeros(self._key_shape), self._zeros(self._value_shape))
+        self.group = GroupPages(*parts, token)
+        mx.eval(self.arrays())
 
     def _zeros(self, shape: tuple[int, ...]) -> list[mx.array]:
         full = (self._num_blocks, *shape)
@@ -67,11 +70,11 @@ class LayerPool:
     @property
     def num_bytes(self) -> int:
         """Bytes of all arrays."""
-        return sum(a.nbytes for a in (*self._keys, *self._values))
+        return sum(a.nbytes for a in self._by_layer())
 
     def arrays(self) -> list[mx.array]:
         """Return the arrays as they are now, to be evaluated with a step; do not keep them."""
-        return [*self._keys, *self._values]
+        return [*self.group.keys, *self.group.values, self.group.token]
 
     def slots(self, blocks: mx.array, offsets: mx.array) -> mx.array:
         """Return where tokens are written, for `write`; for all layers.
@@ -96,8 +99,8 @@ class LayerPool:
             v: Values.
             slots: What `slots` returned for the tokens.
         """
-        scatter_rows(self._keys[ordinal], slots, k)
-        scatter_rows(self._values[ordinal], slots, v)
+        scatter_rows(self.group.keys[ordinal], slots, k)
+        scatter_rows(self.group.values[ordinal], slots, v)
 
     def gather(self, ordinal: int, pages: mx.array) -> tuple[mx.array, mx.array]:
         """Return keys `[N, Hk, M*S, D]` and values of blocks.
@@ -106,7 +109,7 @@ class LayerPool:
             ordinal: The layer's place in the group.
             pages: What `pages` returned for the blocks' tables.
         """
-        keys, values = self._keys[ordinal], self._values[ordinal]
+        keys, values = self.group.keys[ordinal], self.group.values[ordinal]
         return gather_rows(keys, pages), gather_rows(values, pages)
 
     def read_blocks(self, block_ids: Sequence[int]) -> list[list[memoryview]]:
@@ -115,6 +118,7 @@ class LayerPool:
         Keys of a layer are `[Hk, S, D]`, values `[Hk, S, Dv]`, row-major, in the pool's dtype.
         The bytes are copies and may go to other threads.
         """
+        self.group.settle()
         runs = _runs(block_ids)
         # slices, since a gather of pages takes several times as long on a CPU
         slices = [[_plain(array[a:b]) for a, b in runs] for array in self._by_layer()]
@@ -131,7 +135,7 @@ class LayerPool:
         """
         runs = _runs(block_ids)
         for arrays, pages in zip(
-            (self._keys, self._values), self._by_part(blocks), strict=True
+            (self.group.keys, self.group.values), self._by_part(blocks), strict=True
         ):
             for layer, array in enumerate(arrays):
                 rows = pages[layer].reshape(-1, *array.shape[1:])
@@ -157,7 +161,7 @@ class LayerPool:
 
     def _by_layer(self) -> list[mx.array]:
         """Return keys and values of each layer in turn; do not keep them."""
-        pairs = zip(self._keys, self._values, strict=True)
+        pairs = zip(self.group.keys, self.group.values, strict=True)
         return [array for pair in pairs for array in pair]
 
     def grow(self, num_blocks: int) -> None:
@@ -171,7 +175,8 @@ class LayerPool:
         added = num_blocks - self._num_blocks
         if added < 1:
             raise ValueError(f"{num_blocks} blocks are not more than {self._num_blocks}")
-        for arrays in (self._keys, self._values):
+        self.group.settle()
+        for arrays in (self.group.keys, self.group.values):
             for i, old in enumerate(arrays):
                 tail = mx.zeros((added, *old.shape[1:]), old.dtype)
                 arrays[i] = mx.concatenate([old, tail])

@@ -9,6 +9,8 @@ from typing import Any, ClassVar
 import mlx.core as mx
 import mlx.nn as nn
 
+from .stream import Input, Normed, project
+
 _TENSORS = ("weight", "scales", "biases", "bias")
 _TRAITS = ("group_size", "bits", "mode")
 
@@ -32,6 +34,22 @@ class JointModule(nn.Module):
             return [self[name](x) for name in self.JOINT]
         parts: Any = mx.split(joined(x), self._cuts, axis=-1)
         return parts
+
+    def project_parts(self, x: Input) -> tuple[mx.array, ...]:
+        """Return one `[..., out]` of all of `JOINT` side by side, or one of each.
+
+        For whoever takes either: nothing is cut, and nothing is copied.
+        """
+        joined = self.get("joined")
+        if joined is not None:
+            return (project(joined, x),)
+        rows = x.computed() if isinstance(x, Normed) else x
+        return tuple(self[name](rows) for name in self.JOINT)
+
+    def project_joined(self, x: Input) -> mx.array:
+        """Return what `project` does, side by side: `[..., out]`, uncut."""
+        parts = self.project_parts(x)
+        return parts[0] if len(parts) == 1 else mx.concatenate([*parts], axis=-1)
 
     def join(self) -> None:
         """Make the layers one, unless they differ in kind, in their quantisation or dtype."""

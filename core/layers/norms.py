@@ -1,100 +1,124 @@
-"""Norms. On a CPU those of few tokens are made of fewer operations than MLX's own."""
+"""Norms, and residuals together with the norms behind them."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
 
+import attrs
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..metal import device
 from ..metal.fusion import fused
+from ..metal.norms import FEW_ELEMENTS, Norm, is_few, normed, rms_norm, zero_centred_rms_norm
+from ..metal.residual import add_rms_norm
 
-FEW_ELEMENTS = 4096
-"""Up to so many elements an operation costs more to start than to compute."""
+__all__ = [
+    "FEW_ELEMENTS",
+    "GatedRMSNorm",
+    "RMSNorm",
+    "UnweightedRMSNorm",
+    "ZeroCentredRMSNorm",
+    "l2_norm",
+    "rms_norm",
+]
 
 
-def is_few(x: mx.array) -> bool:
-    """Whether a norm of `x` is made of operations that may be fused, not MLX's own."""
-    return x.size <= FEW_ELEMENTS and not device.is_gpu()
+class ResidualNorm(nn.Module):
+    """A norm with weights that may stand behind a residual.
 
-
-def rms_norm(x: mx.array, weight: mx.array | None, eps: float) -> mx.array:
-    """Return `x / sqrt(mean(x²) + eps) * weight` over the last axis.
-
-    The mean is float32. Few elements and many give the same bits.
-
-    Args:
-        x: `[..., D]`.
-        weight: `[D]`; None for ones.
-        eps: Added to the mean.
-
-    Returns:
-        `[..., D]`, in the dtype of `x` or of `weight`, whichever is wider.
+    Attributes:
+        weight: `[dims]`.
+        eps: Added to the mean of squares.
+        zero_centred: Whether the weight is a distance from one.
     """
-    if not is_few(x):
-        return mx.fast.rms_norm(x, weight, eps)
-    if weight is None:
-        return _few_plain(x.shape[-1], eps)(x)
-    return _few_weighted(x.shape[-1], eps)(x, weight)
 
+    zero_centred = False
 
-def _normed(x: mx.array, dims: int, eps: float) -> mx.array:
-    """Return `x [..., dims]` normed, float32."""
-    x = x.astype(mx.float32)
-    return x * mx.rsqrt(mx.square(x).sum(axis=-1, keepdims=True) * (1 / dims) + eps)
-
-
-@functools.cache
-def _few_plain(dims: int, eps: float) -> Callable[[mx.array], mx.array]:
-    return fused(lambda x: _normed(x, dims, eps).astype(x.dtype))
-
-
-@functools.cache
-def _few_weighted(dims: int, eps: float) -> Callable[[mx.array, mx.array], mx.array]:
-    return fused(lambda x, weight: _normed(x, dims, eps).astype(x.dtype) * weight)
-
-
-class RMSNorm(nn.Module):
-    """An RMS norm with the parameters of MLX's own."""
-
-    def __init__(self, dims: int, *, eps: float) -> None:
+    def __init__(self, weight: mx.array, *, eps: float) -> None:
         super().__init__()
-        self.weight = mx.ones((dims,))
-        self._eps = eps
+        self.weight = weight
+        self.eps = eps
 
     def __call__(self, x: mx.array) -> mx.array:
         """Return `x [..., dims]` normed over its last axis."""
-        return rms_norm(x, self.weight, self._eps)
+        raise NotImplementedError
+
+    def add(
+        self, x: mx.array, delta: mx.array | None, *, after: Norm | None = None
+    ) -> tuple[mx.array, mx.array]:
+        """Add what a block has made of the residual stream, and norm the sum for the next.
+
+        Args:
+            x: The stream, `[T, dims]`.
+            delta: What is to be added; None before the first block.
+            after: A norm of `delta` before it is added.
+
+        Returns:
+            The stream, and its norm.
+        """
+        if delta is None:
+            return x, self(x)
+        return add_rms_norm(x, delta, self, after)
+
+    def add_rows(
+        self,
+        x: mx.array,
+        delta: mx.array | None,
+        rows: mx.array,
+        *,
+        after: Norm | None = None,
+    ) -> mx.array:
+        """Return the norm of some rows of the stream, after the last block.
+
+        Args:
+            x: The stream, `[T, dims]`.
+            delta: What is to be added; None if there was no block.
+            rows: Indices `[R]` of the rows.
+            after: A norm of `delta` before it is added.
+        """
+        return self.add(x[rows], None if delta is None else delta[rows], after=after)[1]
 
 
-class ZeroCentredRMSNorm(nn.Module):
-    """An RMS norm whose weight is stored as its distance from one.
-
-    The one is added in float32: bfloat16 has no room for it beside a small weight.
-    """
+class RMSNorm(ResidualNorm):
+    """An RMS norm with the parameters of MLX's own."""
 
     def __init__(self, dims: int, *, eps: float) -> None:
-        super().__init__()
-        self.weight = mx.zeros((dims,))
-        self._eps = eps
+        super().__init__(mx.ones((dims,)), eps=eps)
+
+    def __call__(self, x: mx.array) -> mx.array:
+        """Return `x [..., dims]` normed over its last axis."""
+        return rms_norm(x, self.weight, self.eps)
+
+
+class ZeroCentredRMSNorm(ResidualNorm):
+    """An RMS norm whose weight is stored as its distance from one."""
+
+    zero_centred = True
+
+    def __init__(self, dims: int, *, eps: float) -> None:
+        super().__init__(mx.zeros((dims,)), eps=eps)
 
     def __call__(self, x: mx.array) -> mx.array:
         """Return `x [..., dims]` normed over its last axis, in its own dtype."""
-        if is_few(x):
-            return _few_zero_centred(x.shape[-1], self._eps)(x, self.weight)
-        scale = 1.0 + self.weight.astype(mx.float32)
-        return mx.fast.rms_norm(x, scale, self._eps).astype(x.dtype)
+        return zero_centred_rms_norm(x, self.weight, self.eps)
 
 
-@functools.cache
-def _few_zero_centred(dims: int, eps: float) -> Callable[[mx.array, mx.array], mx.array]:
-    def norm(x: mx.array, weight: mx.array) -> mx.array:
-        scale = 1.0 + weight.astype(mx.float32)
-        return (_normed(x, dims, eps) * scale).astype(x.dtype)
+@attrs.frozen
+class UnweightedRMSNorm:
+    """An RMS norm without parameters.
 
-    return fused(norm)
+    Attributes:
+        eps: Added to the mean of squares.
+    """
+
+    eps: float
+    weight = None
+    zero_centred = False
+
+    def __call__(self, x: mx.array) -> mx.array:
+        """Return `x [..., dims]` normed over its last axis."""
+        return rms_norm(x, None, self.eps)
 
 
 class GatedRMSNorm(nn.Module):
@@ -109,16 +133,16 @@ class GatedRMSNorm(nn.Module):
         """Return `x [..., dims]` normed over its last axis and gated, in its own dtype."""
         if is_few(x):
             return _few_gated(x.shape[-1], self._eps)(x, gate, self.weight)
-        normed = mx.fast.rms_norm(x, self.weight, self._eps)
-        return (normed * nn.silu(gate.astype(mx.float32))).astype(x.dtype)
+        out = mx.fast.rms_norm(x, self.weight, self._eps)
+        return (out * nn.silu(gate.astype(mx.float32))).astype(x.dtype)
 
 
 @functools.cache
 def _few_gated(dims: int, eps: float) -> Callable[[mx.array, mx.array, mx.array], mx.array]:
     def norm(x: mx.array, gate: mx.array, weight: mx.array) -> mx.array:
         gate = gate.astype(mx.float32)
-        normed = _normed(x, dims, eps).astype(x.dtype) * weight
-        return (normed * (gate * mx.sigmoid(gate))).astype(x.dtype)
+        out = normed(x, dims, eps).astype(x.dtype) * weight
+        return (out * (gate * mx.sigmoid(gate))).astype(x.dtype)
 
     return fused(norm)
 
@@ -138,6 +162,6 @@ def l2_norm(x: mx.array, *, eps: float) -> mx.array:
 @functools.cache
 def _few_unit(dims: int, eps: float) -> Callable[[mx.array], mx.array]:
     def norm(x: mx.array) -> mx.array:
-        return _normed(x, dims, eps / dims).astype(x.dtype) * dims**-0.5
+        return normed(x, dims, eps / dims).astype(x.dtype) * dims**-0.5
 
     return fused(norm)

@@ -12,6 +12,7 @@ import mlx.core as mx
 from ..contract.forward import RopeSpec
 from ..errors import ConfigError, UnsupportedModelError
 from ..metal.fusion import fused
+from ..metal.heads import Turns
 
 
 def _base_frequencies(dims: int, theta: float) -> list[float]:
@@ -148,6 +149,15 @@ def _columns(spec: RopeSpec, width: int) -> tuple[mx.array, mx.array, mx.array]:
     return columns[0], columns[1], columns[2]
 
 
+@functools.cache
+def _halves(spec: RopeSpec) -> tuple[mx.array, mx.array]:
+    """Return frequencies `[dims]`, twice each, and which of them are the cosines'."""
+    freq = mx.array([*(spec.inv_freq or _base_frequencies(spec.dims, spec.theta))] * 2)
+    is_cos = mx.array([True] * (spec.dims // 2) + [False] * (spec.dims // 2))
+    mx.eval(freq, is_cos)
+    return freq, is_cos
+
+
 @fused
 def _blend(x: mx.array, partners: mx.array, cos: mx.array, sin: mx.array) -> mx.array:
     return x * cos + partners * sin
@@ -174,6 +184,7 @@ class Rotation:
 
     def __init__(self, positions: mx.array) -> None:
         self._positions = positions
+        self._turns: dict[RopeSpec, Turns] = {}
         self._tables: dict[tuple[RopeSpec, int, mx.Dtype], tuple[mx.array, mx.array]] = {}
 
     def _table(self, spec: RopeSpec, width: int, dtype: mx.Dtype) -> tuple[mx.array, mx.array]:
@@ -191,3 +202,13 @@ class Rotation:
     def __call__(self, x: mx.array, spec: RopeSpec) -> mx.array:
         """Return `x [T, H, D]` with its first `spec.dims` elements rotated."""
         return _blend(x, _partners(x, spec), *self._table(spec, x.shape[-1], x.dtype))
+
+    def turns(self, spec: RopeSpec) -> Turns:
+        """Return the same rotation as kernels take it."""
+        if spec not in self._turns:
+            freq, is_cos = _halves(spec)
+            angles = self._positions[:, None].astype(mx.float32) * freq
+            # element by element, so that it can be one launch: a concatenation could not
+            factors = mx.where(is_cos, mx.cos(angles), mx.sin(angles)) * spec.scale
+            self._turns[spec] = Turns(factors, spec.interleaved)
+        return self._turns[spec]

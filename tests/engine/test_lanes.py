@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any, cast
 
 import attrs
@@ -20,6 +21,7 @@ from neve.contract.cache_spec import (
     layer_routes,
 )
 from neve.contract.forward import ForwardContext, State, StepBatch
+from neve.engine import runner
 from neve.engine.lanes import FlatLane, Lane, PagedLane
 from neve.engine.runner import Runner, Step
 from neve.ids import TurnId
@@ -160,8 +162,8 @@ def make_bench() -> Callable[..., Bench]:
             row_exact=row_exact,
         )
         family: Any = ToyFamily(layout)
-        runner = Runner(family, nn.Module(), layout, lane, row_exact=row_exact)
-        return Bench(lane, scheduler, runner)
+        made = Runner(family, nn.Module(), layout, lane, row_exact=row_exact)
+        return Bench(lane, scheduler, made)
 
     return make
 
@@ -173,12 +175,12 @@ MAX_TOKENS = [20, 9, 30, 14, 3]
 def expected(layout: CacheLayout) -> dict[int, list[int]]:
     """Return each turn's tokens, computed alone and without any cache."""
     family: Any = ToyFamily(layout)
-    runner = Runner(family, nn.Module(), layout, flat(layout, 2), row_exact=False)
+    alone = Runner(family, nn.Module(), layout, flat(layout, 2), row_exact=False)
     answers: dict[int, list[int]] = {}
     for i, (prompt, max_tokens) in enumerate(zip(PROMPTS, MAX_TOKENS, strict=True)):
         answers[i] = list(prompt)
         for _ in range(max_tokens):
-            answers[i].append(int(np.argmax(runner.evaluate(answers[i])[-1])))
+            answers[i].append(int(np.argmax(alone.evaluate(answers[i])[-1])))
     return answers
 
 
@@ -209,6 +211,27 @@ def test_turns_that_share_steps_answer_as_if_alone(
 
     assert bench.run() == expected(layout)
     assert (bench.scheduler.counters.preemptions > 0) == ("num_blocks" in options)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+@pytest.mark.parametrize("num_blocks", [65, 13])
+def test_traced_steps_answer_as_if_alone(
+    layout: CacheLayout,
+    num_blocks: int,
+    make_bench: Callable[..., Bench],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """GR-5, PK-1: rows come, go and are preempted; states pass from traces to slices."""
+    monkeypatch.setattr(runner, "launch", SimpleNamespace(builds_graphs=lambda: True))
+    bench = make_bench(
+        layout, num_blocks=num_blocks, reserve_full_prompt=False, watermark_fraction=0.0
+    )
+    for prompt, max_tokens in zip(PROMPTS, MAX_TOKENS, strict=True):
+        bench.submit(prompt, max_tokens)
+
+    assert bench.run() == expected(layout)
+    assert (bench.scheduler.counters.preemptions > 0) == (num_blocks == 13)
+    assert 1 <= bench.runner._graph.num_traces <= 4
 
 
 def test_equal_prompts_one_after_the_other_answer_alike(

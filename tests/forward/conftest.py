@@ -20,12 +20,14 @@ from neve.contract.cache_spec import (
     layer_routes,
 )
 from neve.contract.forward import ForwardContext, RopeSpec, StepBatch
+from neve.contract.heads import HeadShape, Projected
 from neve.forward.flat_context import FlatContext
-from neve.forward.paged_context import PagedContext
+from neve.forward.paged_step import PagedStep
 from neve.forward.step_batch import RowInput, build_step_batch
 from neve.kvcache.device_tables import DeviceTables
 from neve.kvcache.flat_cache import FlatCache
 from neve.kvcache.layer_pool import LayerPool
+from neve.layers.heads import prepare
 
 DIMS, NUM_HEADS, VOCAB = 24, 4, 50
 SOFTCAP = 2.0
@@ -42,10 +44,14 @@ class Part:
 
 
 class ToyModel:
-    """An embedding and one residual layer a route, with random weights."""
+    """An embedding and one residual layer a route, with random weights.
 
-    def __init__(self, layout: CacheLayout, seed: int = 0) -> None:
+    Heads are rotated and attended to, or, if `projected`, left to the context altogether.
+    """
+
+    def __init__(self, layout: CacheLayout, seed: int = 0, *, projected: bool = False) -> None:
         self.layout = layout
+        self._projected = projected
         self._key = mx.random.key(seed)
         self._embedding = self._random(VOCAB, DIMS)
         self._weights = [self._layer(i) for i in range(layout.num_layers)]
@@ -78,15 +84,23 @@ class ToyModel:
     def _attention(self, layer: int, x: mx.array, context: ForwardContext) -> mx.array:
         spec = self.layout.groups[self.layout.owner(layer).group]
         query, out, key, value = self._weights[layer]
-        rope, tokens = RopeSpec(spec.head_dim // 2, 1e3), x.shape[0]
+        rope, tokens = RopeSpec(spec.head_dim // 4 * 2, 1e3), x.shape[0]
+        softcap = SOFTCAP if layer % 2 else None
+        scoring: Any = {"scale": spec.head_dim**-0.5, "softcap": softcap}
+        if self._projected:
+            owned = isinstance(self.layout.routes[layer], Owned)
+            heads = HeadShape(
+                NUM_HEADS, spec.kv_heads if owned else 0, spec.head_dim, spec.value_dim
+            )
+            parts = tuple(x @ w for w in ((query, key, value) if owned else (query,)))
+            made = Projected(parts, heads, rope=rope)
+            return context.attend_projected(layer, made, **scoring).reshape(tokens, -1) @ out
         q = context.rope((x @ query).reshape(tokens, NUM_HEADS, -1), rope)
         k = v = None
         if isinstance(self.layout.routes[layer], Owned):
             k = context.rope((x @ key).reshape(tokens, spec.kv_heads, -1), rope)
             v = (x @ value).reshape(tokens, spec.kv_heads, -1)
-        softcap = SOFTCAP if layer % 2 else None
-        attended = context.attend(layer, q, k, v, scale=spec.head_dim**-0.5, softcap=softcap)
-        return attended.reshape(tokens, -1) @ out
+        return context.attend(layer, q, k, v, **scoring).reshape(tokens, -1) @ out
 
 
 class NaiveContext:
@@ -142,6 +156,9 @@ class NaiveContext:
                 keys, values = (mx.stack(list(x)) for x in zip(*visible, strict=True))
                 rows.append(_attend_one(q[t], keys, values, scale, softcap))
         return mx.stack(rows)
+
+    def attend_projected(self, layer: int, projected: Projected, **scoring: Any) -> mx.array:
+        return self.attend(layer, *prepare(projected, self.rope), **scoring)
 
 
 def _attend_one(
@@ -261,7 +278,8 @@ class PagedLane:
             self._reserve(name, segment.position, segment.length)
             for name, segment in zip(names, batch.segments, strict=True)
         ]
-        return PagedContext(self.layout, self.pools, self._tables, batch, rows, self.block_size)
+        step = PagedStep(self.layout, self.pools, self._tables, self.block_size, rows)
+        return step.context(batch)
 
 
 LAYOUTS: Mapping[str, CacheLayout] = {

@@ -22,7 +22,7 @@ from neve.contract.cache_spec import (
 from neve.contract.forward import ForwardContext, State, StepBatch
 from neve.errors import CacheMisuseError
 from neve.forward.flat_context import FlatContext
-from neve.forward.paged_context import PagedContext
+from neve.forward.paged_step import PagedStep
 from neve.forward.step_batch import RowInput, build_step_batch
 from neve.kvcache.flat_cache import FlatCache
 from neve.kvcache.state_store import StateStore
@@ -96,7 +96,7 @@ class PagedRows:
 
     def context(self, batch: StepBatch, sequences: Sequence[Any]) -> ForwardContext:
         states = self.store.begin(batch, sequences)
-        return PagedContext(self._layout, [], [], batch, [], 16, states)
+        return PagedStep(self._layout, [], [], 16, [], states).context(batch)
 
     def arrays(self) -> list[mx.array]:
         return self.store.arrays()

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from neve.contract.cache_spec import CacheLayout, FullAttention, SlidingWindow, layer_routes
 from neve.forward.decode_buckets import DecodeWave
 from neve.forward.flat_context import FlatContext
-from neve.forward.paged_context import PagedContext
+from neve.forward.paged_step import PagedStep
 from neve.forward.step_batch import RowInput, build_step_batch
 from neve.kvcache.device_tables import DeviceTables
 from neve.kvcache.flat_cache import FlatCache
@@ -183,7 +183,7 @@ def test_a_step_gathers_its_window(length: int) -> None:
     tables = DeviceTables(1, 110)
     tables.update((0, index, index) for index in range(110))
     batch = build_step_batch([RowInput(position, [1] * length)], None)
-    context = PagedContext(layer_routes([spec]), [pool], [tables], batch, [0], size)
+    context = PagedStep(layer_routes([spec]), [pool], [tables], size, [0]).context(batch)
     x = mx.ones((length, 1, 8))
     mx.eval(context.attend(0, x, x, x, scale=1.0))
 
@@ -256,7 +256,7 @@ def test_far_positions_see_their_window(position: int, length: int) -> None:
     slots = pool.slots(1 + before // size - blocks.start, before % size)
     pool.write(0, k[:-length], v[:-length], slots)
     batch = build_step_batch([RowInput(position, [1] * length)], None)
-    context = PagedContext(layer_routes([spec]), [pool], [tables], batch, [0], size)
+    context = PagedStep(layer_routes([spec]), [pool], [tables], size, [0]).context(batch)
 
     out = context.attend(0, q, k[-length:], v[-length:], scale=0.3)
 
@@ -286,7 +286,7 @@ def test_full_and_windowed_layers_agree_far_out_with_the_flat_path(position: int
 
     for start, count in ((position, length), (position + length, 1)):
         batch = build_step_batch([RowInput(start, [1] * count)], None)
-        paged = PagedContext(layout, pools, tables, batch, [0], size)
+        paged = PagedStep(layout, pools, tables, size, [0]).context(batch)
         flat = FlatContext(layout, [cache], batch)
         new = slice(start, start + count)
         for layer in range(2):

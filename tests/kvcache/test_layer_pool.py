@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -8,6 +11,7 @@ from hypothesis import strategies as st
 
 from neve.contract.cache_spec import FullAttention, uniform_layout
 from neve.kvcache.layer_pool import LayerPool
+from neve.metal.pages import GroupPages
 
 pytestmark = pytest.mark.mlx
 
@@ -38,7 +42,7 @@ def joined(blocks: list[list[memoryview]]) -> list[memoryview]:
 
 
 def contents(pool: LayerPool) -> list[np.ndarray]:
-    return [np.array(array) for array in pool.arrays()]
+    return [np.array(array) for array in (*pool.group.keys, *pool.group.values)]
 
 
 slot_lists = st.lists(
@@ -186,6 +190,20 @@ def test_clearing_leaves_zeros() -> None:
     pool.clear()
 
     assert all((array == 0).all() for array in contents(pool))
+
+
+@pytest.mark.parametrize(
+    "copy", [lambda pool: pool.read_blocks([1]), lambda pool: pool.grow(NUM_BLOCKS + 1)]
+)
+def test_pages_are_copied_when_kernels_have_written_them(
+    copy: Callable[[LayerPool], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """KV-5, PK-1: MLX does not know of writes in place, so it waits for the last."""
+    pool, settled = make_pool(), []
+    monkeypatch.setattr(GroupPages, "settle", lambda group: settled.append(group))
+    copy(pool)
+
+    assert [id(group) for group in settled] == [id(pool.group)]
 
 
 @pytest.fixture

@@ -92,3 +92,16 @@ def test_modules_inside_others_are_joined() -> None:
     join_layers(model)
 
     assert names(model) == {"blocks.0.joined.weight", "blocks.1.joined.weight"}
+
+
+def test_parts_are_uncut() -> None:
+    """FW-2: whoever takes them all gets one array of joined layers, and one each before."""
+    module = Trio()
+    apart, row = module.project_parts(inputs()), module.project_joined(inputs())
+    join_layers(module)
+    (joined,) = module.project_parts(inputs())
+
+    assert [part.shape for part in apart] == [(5, width) for width in WIDTHS.values()]
+    assert mx.array_equal(row, mx.concatenate([*apart], axis=-1))
+    np.testing.assert_allclose(joined, row, atol=1e-5)
+    assert mx.array_equal(module.project_joined(inputs()), joined)

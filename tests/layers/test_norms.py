@@ -93,3 +93,37 @@ def test_a_layer_gives_a_token_the_same_bits_in_any_step(kind: type) -> None:
     x = mx.random.normal((norms.FEW_ELEMENTS // 64 + 1, 64), key=mx.random.key(2))
 
     assert mx.array_equal(layer(x[:3]), layer(x)[:3])
+
+
+@pytest.mark.parametrize("kind", [norms.RMSNorm, norms.ZeroCentredRMSNorm])
+@pytest.mark.parametrize("num_tokens", [2, norms.FEW_ELEMENTS // 64 + 1])
+def test_a_norm_adds_what_it_norms(kind: type, num_tokens: int) -> None:
+    """FW-2: the stream and its norm have the bits of a sum and a norm apart."""
+    layer, after = kind(64, eps=1e-6), kind(64, eps=1e-2)
+    x, delta = mx.random.normal((2, num_tokens, 64), key=mx.random.key(2))
+
+    for got, want in (
+        (layer.add(x, None), x),
+        (layer.add(x, delta), x + delta),
+        (layer.add(x, delta, after=after), x + after(delta)),
+    ):
+        assert mx.array_equal(got[0], want)
+        assert mx.array_equal(got[1], layer(want))
+
+
+def test_rows_are_added_alone() -> None:
+    """FW-2: rows that want logits have the bits that they have among all."""
+    layer = norms.RMSNorm(64, eps=1e-6)
+    x, delta = mx.random.normal((2, 5, 64), key=mx.random.key(2))
+    rows = mx.array([4, 1])
+
+    assert mx.array_equal(layer.add_rows(x, delta, rows), layer((x + delta)[rows]))
+    assert mx.array_equal(layer.add_rows(x, None, rows), layer(x[rows]))
+    assert layer.add_rows(x, delta, mx.array([], mx.int32)).shape == (0, 64)
+
+
+def test_a_norm_without_weights_is_one_with_ones() -> None:
+    """FW-2: `x / rms(x)`."""
+    x = mx.array(draw(5, 64))
+
+    assert mx.array_equal(norms.UnweightedRMSNorm(1e-5)(x), norms.RMSNorm(64, eps=1e-5)(x))

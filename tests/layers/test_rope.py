@@ -10,6 +10,7 @@ import pytest
 from neve.contract.forward import RopeSpec
 from neve.errors import ConfigError, UnsupportedModelError
 from neve.layers.rope import Rotation, rope_spec
+from neve.metal import heads
 
 pytestmark = pytest.mark.mlx
 
@@ -123,6 +124,31 @@ def test_a_table_of_one_dtype_does_not_serve_another() -> None:
 
     assert low.dtype == mx.bfloat16
     assert mx.array_equal(rotation(x, spec), Rotation(mx.arange(4))(x, spec))
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("scaling", [None, LLAMA3, YARN])
+def test_kernels_are_given_the_same_rotation(
+    scaling: dict[str, Any] | None, interleaved: bool
+) -> None:
+    """FW-2, PK-1: cosines and sines of pairs, any factor included, turn heads alike."""
+    spec = rope_spec(16, 1e4, scaling, max_context=131072, interleaved=interleaved)
+    x = mx.random.normal((len(POSITIONS), 2, 24), key=mx.random.key(2))
+    rotation = Rotation(mx.array(POSITIONS, mx.int32))
+    turns = rotation.turns(spec)
+
+    assert turns.interleaved == interleaved
+    assert (turns.cos.shape, turns.cos.dtype) == ((len(POSITIONS), 8), mx.float32)
+    np.testing.assert_allclose(heads._turned(x, turns), rotation(x, spec), atol=1e-5)
+
+
+def test_a_step_makes_turns_once_a_spec() -> None:
+    """FW-2: all layers of one spec share them."""
+    rotation = Rotation(mx.arange(4))
+    turns = rotation.turns(RopeSpec(8, 1e4))
+
+    assert rotation.turns(RopeSpec(8, 1e4)) is turns
+    assert rotation.turns(RopeSpec(8, 1e6)) is not turns
 
 
 def test_linear_scaling_stretches_every_wavelength() -> None:

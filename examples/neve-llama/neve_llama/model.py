@@ -10,19 +10,28 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from neve.contract.forward import ForwardContext, StepBatch
+from neve.layers.heads import HeadShape, Projected
+from neve.layers.joint import JointModule
 from neve.layers.mlp import GatedMLP
+from neve.layers.norms import RMSNorm
+from neve.layers.stream import Delta, Normed, Stream
 
 from .config import LlamaConfig
 
 
-class Attention(nn.Module):
+class Attention(JointModule):
     """Attention of one layer."""
+
+    JOINT = ("q_proj", "k_proj", "v_proj")
 
     def __init__(self, config: LlamaConfig, layer: int) -> None:
         super().__init__()
         self.layer = layer
         self.rope = config.rope
-        self.head_dim = config.head_dim
+        self.scale = config.head_dim**-0.5
+        self.heads = HeadShape(
+            config.num_attention_heads, config.num_key_value_heads, config.head_dim
+        )
         dims, bias = config.hidden_size, config.attention_bias
         q_dims = config.num_attention_heads * config.head_dim
         kv_dims = config.num_key_value_heads * config.head_dim
@@ -31,15 +40,11 @@ class Attention(nn.Module):
         self.v_proj = nn.Linear(dims, kv_dims, bias=bias)
         self.o_proj = nn.Linear(q_dims, dims, bias=bias)
 
-    def __call__(self, x: mx.array, context: ForwardContext) -> mx.array:
-        """Return `[T, hidden]`."""
-        q, k, v = (
-            project(x).reshape(x.shape[0], -1, self.head_dim)
-            for project in (self.q_proj, self.k_proj, self.v_proj)
-        )
-        q, k = context.rope(q, self.rope), context.rope(k, self.rope)
-        out = context.attend(self.layer, q, k, v, scale=self.head_dim**-0.5)
-        return self.o_proj(out.reshape(x.shape[0], -1))
+    def __call__(self, x: Normed, context: ForwardContext) -> Delta:
+        """Return what is added to the stream, for `x [T, hidden]`."""
+        projected = Projected(self.project_parts(x), self.heads, rope=self.rope)
+        out = context.attend_projected(self.layer, projected, scale=self.scale)
+        return Delta(self.o_proj, out)
 
 
 class Block(nn.Module):
@@ -49,13 +54,15 @@ class Block(nn.Module):
         super().__init__()
         self.self_attn = Attention(config, layer)
         self.mlp = GatedMLP(config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
-        self.input_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.input_layernorm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
 
-    def __call__(self, x: mx.array, context: ForwardContext) -> mx.array:
-        """Return `[T, hidden]`."""
-        x = x + self.self_attn(self.input_layernorm(x), context)
-        return x + self.mlp(self.post_attention_layernorm(x))
+    def __call__(self, stream: Stream, context: ForwardContext) -> Stream:
+        """Return the stream `[T, hidden]` after the layer."""
+        stream, normed = stream.norm(self.input_layernorm)
+        stream = stream.add(self.self_attn(normed, context))
+        stream, normed = stream.norm(self.post_attention_layernorm)
+        return stream.add(self.mlp.delta(normed))
 
 
 class Trunk(nn.Module):
@@ -65,14 +72,14 @@ class Trunk(nn.Module):
         super().__init__()
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = [Block(config, i) for i in range(config.num_hidden_layers)]
-        self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
 
     def __call__(self, batch: StepBatch, context: ForwardContext) -> mx.array:
         """Return the normed hidden states `[R, hidden]` of the rows that want logits."""
-        x = self.embed_tokens(batch.ids)
+        stream = Stream(self.embed_tokens(batch.ids))
         for block in self.layers:
-            x = block(x, context)
-        return self.norm(x[batch.logit_rows])
+            stream = block(stream, context)
+        return stream.norm_rows(self.norm, batch.logit_rows)
 
 
 class Llama(nn.Module):

@@ -53,12 +53,15 @@ def declare_cache_groups(config: LlamaConfig) -> CacheLayout:
 @hookimpl
 def build_model(config: LlamaConfig, weights: Weights) -> nn.Module:
     """Build the model and take its weights."""
+    from neve.layers.joint import join_layers
+
     from .model import Llama
     from .weights import hugging_face_weights, rope_of
 
     config = attrs.evolve(config, rope=rope_of(config, weights))
     model = Llama(config)
     hugging_face_weights(config, weights).load_into(model)
+    join_layers(model)
     return model
 
 

@@ -6,6 +6,10 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from neve.contract.forward import ForwardContext
+from neve.layers.heads import HeadShape, Projected
+from neve.layers.joint import JointModule
+from neve.layers.norms import RMSNorm, UnweightedRMSNorm
+from neve.layers.stream import Normed, project
 
 from .config import Gemma4Config
 
@@ -13,42 +17,70 @@ SCALE = 1.0
 """Factor on the scores: norms with weights have set the size of queries and keys."""
 
 
-class Attention(nn.Module):
-    """Attention with normed queries, keys and values; a value's norm has no weights."""
+def attention(config: Gemma4Config, layer: int) -> Attention:
+    """Return the attention of a layer."""
+    if config.anchor(layer) is not None:
+        return Attention(config, layer)
+    if config.attention_of(layer).keys_are_values:
+        return SharedAttention(config, layer)
+    return OwnAttention(config, layer)
 
-    def __init__(self, config: Gemma4Config, layer: int) -> None:
+
+class Attention(nn.Module):
+    """Attention of normed queries to the keys and values of an earlier layer."""
+
+    def __init__(self, config: Gemma4Config, layer: int, *, num_kv_heads: int = 0) -> None:
         super().__init__()
-        own, dims, bias = config.attention_of(layer), config.hidden_size, config.attention_bias
-        heads, kv_dims = config.num_attention_heads, own.num_kv_heads * own.head_dim
+        own, bias = config.attention_of(layer), config.attention_bias
+        dims, q_dims = config.hidden_size, config.num_attention_heads * own.head_dim
         self.layer = layer
         self.rope = own.rope
-        self.head_dim = own.head_dim
-        self.eps = config.rms_norm_eps
-        self.q_proj = nn.Linear(dims, heads * own.head_dim, bias=bias)
-        self.o_proj = nn.Linear(heads * own.head_dim, dims, bias=bias)
-        self.q_norm = nn.RMSNorm(own.head_dim, eps=self.eps)
-        if config.anchor(layer) is not None:
-            return
-        self.k_proj = nn.Linear(dims, kv_dims, bias=bias)
-        self.k_norm = nn.RMSNorm(own.head_dim, eps=self.eps)
-        if not own.keys_are_values:
-            self.v_proj = nn.Linear(dims, kv_dims, bias=bias)
+        self.heads = HeadShape(config.num_attention_heads, num_kv_heads, own.head_dim)
+        self.q_proj = nn.Linear(dims, q_dims, bias=bias)
+        self.o_proj = nn.Linear(q_dims, dims, bias=bias)
+        self.q_norm = RMSNorm(own.head_dim, eps=config.rms_norm_eps)
 
-    def __call__(self, x: mx.array, context: ForwardContext) -> mx.array:
-        """Return `[T, hidden]`."""
-        q = context.rope(self.q_norm(self._heads(self.q_proj(x))), self.rope)
-        k, v = self._keys_and_values(x, context) if "k_proj" in self else (None, None)
-        out = context.attend(self.layer, q, k, v, scale=SCALE)
-        return self.o_proj(out.reshape(x.shape[0], -1))
+    def __call__(self, x: Normed, context: ForwardContext) -> mx.array:
+        """Return `[T, hidden]` for `x [T, hidden]`."""
+        out = context.attend_projected(self.layer, self._projected(x), scale=SCALE)
+        return self.o_proj(out.flatten(1))
 
-    def _keys_and_values(
-        self, x: mx.array, context: ForwardContext
-    ) -> tuple[mx.array, mx.array]:
-        k = self._heads(self.k_proj(x))
-        # where keys are values, it is the projection that they share: norms differ
-        v = self._heads(self.v_proj(x)) if "v_proj" in self else k
-        k = context.rope(self.k_norm(k), self.rope)
-        return k, mx.fast.rms_norm(v, None, self.eps)
+    def _projected(self, x: Normed) -> Projected:
+        parts = (project(self.q_proj, x),)
+        return Projected(parts, self.heads, q_norm=self.q_norm, rope=self.rope)
 
-    def _heads(self, x: mx.array) -> mx.array:
-        return x.reshape(x.shape[0], -1, self.head_dim)
+
+class SharedAttention(Attention, JointModule):
+    """Attention with keys of its own whose projection is that of the values, too."""
+
+    JOINT = ("q_proj", "k_proj")
+
+    def __init__(self, config: Gemma4Config, layer: int) -> None:
+        own, eps = config.attention_of(layer), config.rms_norm_eps
+        super().__init__(config, layer, num_kv_heads=own.num_kv_heads)
+        kv_dims = own.num_kv_heads * own.head_dim
+        self.k_proj = nn.Linear(config.hidden_size, kv_dims, bias=config.attention_bias)
+        self.k_norm = RMSNorm(own.head_dim, eps=eps)
+        self.v_norm = UnweightedRMSNorm(eps)
+
+    def _projected(self, x: Normed) -> Projected:
+        norms = (self.q_norm, self.k_norm, self.v_norm)
+        return Projected(self._parts(x), self.heads, *norms, self.rope)
+
+    def _parts(self, x: Normed) -> tuple[mx.array, ...]:
+        q, k = self.project(x.computed())
+        return q, k, k
+
+
+class OwnAttention(SharedAttention):
+    """Attention with keys and values of its own; a value's norm has no weights."""
+
+    JOINT = ("q_proj", "k_proj", "v_proj")
+
+    def __init__(self, config: Gemma4Config, layer: int) -> None:
+        super().__init__(config, layer)
+        kv_dims = self.heads.kv_heads * self.heads.value_dim
+        self.v_proj = nn.Linear(config.hidden_size, kv_dims, bias=config.attention_bias)
+
+    def _parts(self, x: Normed) -> tuple[mx.array, ...]:
+        return self.project_parts(x)

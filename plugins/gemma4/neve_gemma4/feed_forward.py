@@ -1,4 +1,4 @@
-"""Gemma 4's MLP, and who of the experts beside it computes a token."""
+"""Who of the experts beside Gemma 4's MLP computes a token."""
 
 from __future__ import annotations
 
@@ -8,20 +8,6 @@ import mlx.nn as nn
 from neve.layers.moe import Routing
 
 from .config import ExpertsConfig
-
-
-class MLP(nn.Module):
-    """`down(gelu(gate(x)) * up(x))`, the activation in its tanh form."""
-
-    def __init__(self, dims: int, hidden_dims: int) -> None:
-        super().__init__()
-        self.gate_proj = nn.Linear(dims, hidden_dims, bias=False)
-        self.up_proj = nn.Linear(dims, hidden_dims, bias=False)
-        self.down_proj = nn.Linear(hidden_dims, dims, bias=False)
-
-    def __call__(self, x: mx.array) -> mx.array:
-        """Return `[T, dims]` for `x [T, dims]`."""
-        return self.down_proj(nn.gelu_approx(self.gate_proj(x)) * self.up_proj(x))
 
 
 class Router(nn.Module):

@@ -10,12 +10,21 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from neve.contract.forward import ForwardContext, StepBatch
+from neve.layers.fusion import fused
+from neve.layers.mlp import GatedMLP, geglu
 from neve.layers.moe import Experts
+from neve.layers.norms import RMSNorm
+from neve.layers.stream import Normed
 
-from .attention import Attention
+from .attention import attention
 from .config import ExpertsConfig, Gemma4Config
-from .feed_forward import MLP, Router
+from .feed_forward import Router
 from .selected_rows import SelectedRows
+
+
+@fused
+def _add_and_scale(x: mx.array, delta: mx.array, scale: mx.array) -> mx.array:
+    return (x + delta) * scale
 
 
 class Block(nn.Module):
@@ -24,34 +33,38 @@ class Block(nn.Module):
     def __init__(self, config: Gemma4Config, layer: int) -> None:
         super().__init__()
         dims, eps, own_dims = config.hidden_size, config.rms_norm_eps, config.per_layer_dims
-        self.self_attn = Attention(config, layer)
-        self.mlp = MLP(dims, config.mlp_dims(layer))
-        self.input_layernorm = nn.RMSNorm(dims, eps=eps)
-        self.post_attention_layernorm = nn.RMSNorm(dims, eps=eps)
-        self.pre_feedforward_layernorm = nn.RMSNorm(dims, eps=eps)
-        self.post_feedforward_layernorm = nn.RMSNorm(dims, eps=eps)
+        self.self_attn = attention(config, layer)
+        self.mlp = GatedMLP(dims, config.mlp_dims(layer), activation="gelu_tanh")
+        self.input_layernorm = RMSNorm(dims, eps=eps)
+        self.post_attention_layernorm = RMSNorm(dims, eps=eps)
+        self.pre_feedforward_layernorm = RMSNorm(dims, eps=eps)
+        self.post_feedforward_layernorm = RMSNorm(dims, eps=eps)
         self.layer_scalar = mx.ones((1,))
         if own_dims:
             self.per_layer_input_gate = nn.Linear(dims, own_dims, bias=False)
             self.per_layer_projection = nn.Linear(own_dims, dims, bias=False)
-            self.post_per_layer_input_norm = nn.RMSNorm(dims, eps=eps)
+            self.post_per_layer_input_norm = RMSNorm(dims, eps=eps)
 
     def __call__(
         self, x: mx.array, own_input: mx.array | None, context: ForwardContext
     ) -> mx.array:
         """Return `[T, hidden]` for `x [T, hidden]` and the layer's own input `[T, P]`."""
-        attended = self.self_attn(self.input_layernorm(x), context)
-        x = x + self.post_attention_layernorm(attended)
-        x = x + self.post_feedforward_layernorm(self._feed_forward(x))
+        attended = self.self_attn(Normed(x, self.input_layernorm), context)
+        x, normed = self.pre_feedforward_layernorm.add(
+            x, attended, after=self.post_attention_layernorm
+        )
+        delta = self.post_feedforward_layernorm(self._feed_forward(x, normed))
         if own_input is not None:
-            x = x + self._own(x, own_input)
-        return x * self.layer_scalar
+            x = x + delta
+            delta = self._own(x, own_input)
+        return _add_and_scale(x, delta, self.layer_scalar)
 
-    def _feed_forward(self, x: mx.array) -> mx.array:
-        return self.mlp(self.pre_feedforward_layernorm(x))
+    def _feed_forward(self, x: mx.array, normed: mx.array) -> mx.array:
+        """Return what is added to the stream `x`, save a norm; `normed` is the MLP's input."""
+        return self.mlp(normed)
 
     def _own(self, x: mx.array, own_input: mx.array) -> mx.array:
-        gated = nn.gelu_approx(self.per_layer_input_gate(x)) * own_input
+        gated = geglu(self.per_layer_input_gate(x), own_input)
         return self.post_per_layer_input_norm(self.per_layer_projection(gated))
 
 
@@ -65,12 +78,12 @@ class SparseBlock(Block):
         self.experts = Experts(
             experts.num_experts, dims, experts.hidden_dims, activation=nn.gelu_approx
         )
-        self.post_feedforward_layernorm_1 = nn.RMSNorm(dims, eps=eps)
-        self.pre_feedforward_layernorm_2 = nn.RMSNorm(dims, eps=eps)
-        self.post_feedforward_layernorm_2 = nn.RMSNorm(dims, eps=eps)
+        self.post_feedforward_layernorm_1 = RMSNorm(dims, eps=eps)
+        self.pre_feedforward_layernorm_2 = RMSNorm(dims, eps=eps)
+        self.post_feedforward_layernorm_2 = RMSNorm(dims, eps=eps)
 
-    def _feed_forward(self, x: mx.array) -> mx.array:
-        dense = self.post_feedforward_layernorm_1(super()._feed_forward(x))
+    def _feed_forward(self, x: mx.array, normed: mx.array) -> mx.array:
+        dense = self.post_feedforward_layernorm_1(self.mlp(normed))
         # the router has a norm of its own
         sparse = self.experts(self.pre_feedforward_layernorm_2(x), *self.router(x))
         return dense + self.post_feedforward_layernorm_2(sparse)
@@ -86,13 +99,13 @@ class Trunk(nn.Module):
         self._num_own_layers = config.num_own_layers
         self.embed_tokens = nn.Embedding(config.vocab_size, dims)
         self.layers = [_block(config, i) for i in range(num_layers)]
-        self.norm = nn.RMSNorm(dims, eps=config.rms_norm_eps)
+        self.norm = RMSNorm(dims, eps=config.rms_norm_eps)
         if own_dims:
             self.embed_tokens_per_layer = nn.Embedding(
                 config.per_layer_vocab_size, num_layers * own_dims
             )
             self.per_layer_model_projection = nn.Linear(dims, num_layers * own_dims, bias=False)
-            self.per_layer_projection_norm = nn.RMSNorm(own_dims, eps=config.rms_norm_eps)
+            self.per_layer_projection_norm = RMSNorm(own_dims, eps=config.rms_norm_eps)
 
     def __call__(self, batch: StepBatch, context: ForwardContext) -> mx.array:
         """Return the normed hidden states `[R, hidden]` of the rows that want logits."""

@@ -6,6 +6,7 @@ import attrs
 import mlx.core as mx
 
 from neve.contract.forward import ForwardContext, RopeSpec, ScanStep
+from neve.contract.heads import Projected
 
 
 @attrs.frozen(eq=False)
@@ -42,6 +43,23 @@ class SelectedRows:
         """
         spread = self._spread(q)
         return self.inner.attend(layer, spread, k, v, scale=scale, softcap=softcap)[self.rows]
+
+    def attend_projected(
+        self,
+        layer: int,
+        projected: Projected,
+        *,
+        scale: float,
+        softcap: float | None = None,
+    ) -> mx.array:
+        """Make heads of queries, `[R, W]`, and attend to the keys of the layer's anchor.
+
+        Raises:
+            CacheMisuseError: Keys are projected, too, or the layer has no anchor.
+        """
+        spread = attrs.evolve(projected, parts=tuple(map(self._spread, projected.parts)))
+        out = self.inner.attend_projected(layer, spread, scale=scale, softcap=softcap)
+        return out[self.rows]
 
     def scan(self, layer: int, inputs: tuple[mx.array, ...], step: ScanStep) -> mx.array:
         """Refuse: a recurrence needs every token.

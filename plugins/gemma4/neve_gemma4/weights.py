@@ -15,6 +15,7 @@ from functools import partial
 import mlx.nn as nn
 
 from neve.contract.weights import Weights
+from neve.layers.joint import join_layers
 
 from .config import Gemma4Config
 from .model import Gemma4
@@ -75,4 +76,5 @@ def build(config: Gemma4Config, weights: Weights) -> nn.Module:
     model = Gemma4(config)
     renamed = weights.renamed(partial(_renamed, config=config))
     renamed.split(_parts).stacked("experts").load_into(model)
+    join_layers(model)
     return model

@@ -10,11 +10,13 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from neve.contract.forward import ForwardContext, State, StepBatch
+from neve.layers.heads import HeadShape, Projected
 from neve.layers.joint import JointModule
-from neve.layers.mlp import swiglu
+from neve.layers.mlp import gated_silu
 from neve.layers.moe import Experts, Routing
 from neve.layers.norms import RMSNorm
 from neve.layers.short_conv import ShortConv
+from neve.layers.stream import Delta, Normed, Stream, project
 
 from .config import ExpertsConfig, Lfm2Config
 
@@ -29,7 +31,8 @@ class Attention(JointModule):
         dims, head_dim = config.hidden_size, config.head_dim
         self.layer = layer
         self.rope = config.rope
-        self.head_dim = head_dim
+        self.scale = head_dim**-0.5
+        self.heads = HeadShape(config.num_attention_heads, config.num_key_value_heads, head_dim)
         q_dims = config.num_attention_heads * head_dim
         kv_dims = config.num_key_value_heads * head_dim
         self.q_proj = nn.Linear(dims, q_dims, bias=False)
@@ -39,14 +42,17 @@ class Attention(JointModule):
         self.q_layernorm = RMSNorm(head_dim, eps=config.norm_eps)
         self.k_layernorm = RMSNorm(head_dim, eps=config.norm_eps)
 
-    def __call__(self, x: mx.array, context: ForwardContext) -> mx.array:
-        """Return `[T, hidden]`."""
-        num_tokens = x.shape[0]
-        q, k, v = (y.reshape(num_tokens, -1, self.head_dim) for y in self.project(x))
-        q = context.rope(self.q_layernorm(q), self.rope)
-        k = context.rope(self.k_layernorm(k), self.rope)
-        out = context.attend(self.layer, q, k, v, scale=self.head_dim**-0.5)
-        return self.out_proj(out.reshape(num_tokens, -1))
+    def __call__(self, x: Normed, context: ForwardContext) -> Delta:
+        """Return what is added to the stream, for `x [T, hidden]`."""
+        projected = Projected(
+            self.project_parts(x),
+            self.heads,
+            q_norm=self.q_layernorm,
+            k_norm=self.k_layernorm,
+            rope=self.rope,
+        )
+        out = context.attend_projected(self.layer, projected, scale=self.scale)
+        return Delta(self.out_proj, out)
 
 
 class GatedConv(nn.Module):
@@ -60,13 +66,14 @@ class GatedConv(nn.Module):
         self.in_proj = nn.Linear(dims, 3 * dims, bias=bias)
         self.out_proj = nn.Linear(dims, dims, bias=bias)
 
-    def __call__(self, x: mx.array, context: ForwardContext) -> mx.array:
-        """Return `[T, hidden]`."""
-        b, c, x = mx.split(self.in_proj(x), 3, axis=-1)
-        return self.out_proj(c * context.scan(self.layer, (b * x,), self._step))
+    def __call__(self, x: Normed, context: ForwardContext) -> Delta:
+        """Return what is added to the stream, for `x [T, hidden]`."""
+        # gates, and what they gate, side by side
+        rows = project(self.in_proj, x)
+        return Delta(self.out_proj, context.scan(self.layer, (rows,), self._step))
 
     def _step(self, inputs: tuple[mx.array, ...], state: State) -> tuple[mx.array, State]:
-        out, rows = self.conv(inputs[0], state[0])
+        out, rows = self.conv.gated(inputs[0], state[0])
         return out, (rows,)
 
 
@@ -81,9 +88,9 @@ class DenseMLP(JointModule):
         self.w2 = nn.Linear(hidden_dims, dims, bias=False)
         self.w3 = nn.Linear(dims, hidden_dims, bias=False)
 
-    def __call__(self, x: mx.array) -> mx.array:
-        """Return `[T, dims]` for `x [T, dims]`."""
-        return self.w2(swiglu(*self.project(x)))
+    def __call__(self, x: Normed) -> Delta:
+        """Return what is added to the stream, for `x [T, dims]`."""
+        return Delta(self.w2, gated_silu(self, x))
 
 
 class SparseMLP(nn.Module):
@@ -103,10 +110,11 @@ class SparseMLP(nn.Module):
         if config.use_expert_bias:
             self.expert_bias = mx.zeros((config.num_experts,))
 
-    def __call__(self, x: mx.array) -> mx.array:
-        """Return `[T, dims]` for `x [T, dims]`."""
-        chosen, weights = self.routing(self.gate(x), self.get("expert_bias"))
-        return self.experts(x, chosen, weights)
+    def __call__(self, x: Normed) -> mx.array:
+        """Return what is added to the stream, for `x [T, dims]`."""
+        rows = x.computed()
+        chosen, weights = self.routing(self.gate(rows), self.get("expert_bias"))
+        return self.experts(rows, chosen, weights)
 
 
 class Block(nn.Module):
@@ -126,11 +134,13 @@ class Block(nn.Module):
         else:
             self.feed_forward = SparseMLP(dims, experts)
 
-    def __call__(self, x: mx.array, context: ForwardContext) -> mx.array:
-        """Return `[T, hidden]`."""
+    def __call__(self, stream: Stream, context: ForwardContext) -> Stream:
+        """Return the stream `[T, hidden]` after the layer."""
         mixer = self.conv if "conv" in self else self.self_attn
-        x = x + mixer(self.operator_norm(x), context)
-        return x + self.feed_forward(self.ffn_norm(x))
+        stream, normed = stream.norm(self.operator_norm)
+        stream = stream.add(mixer(normed, context))
+        stream, normed = stream.norm(self.ffn_norm)
+        return stream.add(self.feed_forward(normed))
 
 
 class Trunk(nn.Module):
@@ -144,10 +154,10 @@ class Trunk(nn.Module):
 
     def __call__(self, batch: StepBatch, context: ForwardContext) -> mx.array:
         """Return the normed hidden states `[R, hidden]` of the rows that want logits."""
-        x = self.embed_tokens(batch.ids)
+        stream = Stream(self.embed_tokens(batch.ids))
         for block in self.layers:
-            x = block(x, context)
-        return self.embedding_norm(x[batch.logit_rows])
+            stream = block(stream, context)
+        return stream.norm_rows(self.embedding_norm, batch.logit_rows)
 
 
 class Lfm2(nn.Module):

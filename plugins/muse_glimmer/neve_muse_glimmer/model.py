@@ -10,43 +10,53 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from neve.contract.forward import ForwardContext, StepBatch
+from neve.layers.fusion import fused
+from neve.layers.heads import HeadShape, Projected
+from neve.layers.joint import JointModule
 from neve.layers.mlp import GatedMLP
-from neve.layers.norms import ZeroCentredRMSNorm
+from neve.layers.norms import RMSNorm, UnweightedRMSNorm, ZeroCentredRMSNorm
+from neve.layers.stream import Normed, Stream
 
 from .config import MuseGlimmerConfig
 
 
-class Attention(nn.Module):
+@fused
+def _gated(x: mx.array, gate: mx.array) -> mx.array:
+    return x * mx.sigmoid(gate)
+
+
+class Attention(JointModule):
     """Attention of one layer, its output gated; a layer of full attention has no positions."""
+
+    JOINT = ("q_proj", "k_proj", "v_proj", "gate_proj")
 
     def __init__(self, config: MuseGlimmerConfig, layer: int) -> None:
         super().__init__()
         dims, head_dim, bias = config.hidden_size, config.head_dim, config.attention_bias
         self.layer = layer
         self.rope = config.ropes[layer]
-        self.num_heads = config.num_attention_heads
-        self.num_kv_heads = config.num_key_value_heads
-        self.head_dim = head_dim
-        self.q_proj = nn.Linear(dims, self.num_heads * head_dim, bias=bias)
-        self.k_proj = nn.Linear(dims, self.num_kv_heads * head_dim, bias=bias)
-        self.v_proj = nn.Linear(dims, self.num_kv_heads * head_dim, bias=bias)
-        self.gate_proj = nn.Linear(dims, self.num_heads * head_dim, bias=False)
-        self.o_proj = nn.Linear(self.num_heads * head_dim, dims, bias=bias)
-        self._eps = config.rms_norm_eps
+        num_heads, num_kv_heads = config.num_attention_heads, config.num_key_value_heads
+        self.heads = HeadShape(num_heads, num_kv_heads, head_dim)
+        self.norm = UnweightedRMSNorm(config.rms_norm_eps)
+        self.q_proj = nn.Linear(dims, num_heads * head_dim, bias=bias)
+        self.k_proj = nn.Linear(dims, num_kv_heads * head_dim, bias=bias)
+        self.v_proj = nn.Linear(dims, num_kv_heads * head_dim, bias=bias)
+        self.gate_proj = nn.Linear(dims, num_heads * head_dim, bias=False)
+        self.o_proj = nn.Linear(num_heads * head_dim, dims, bias=bias)
         # a rotation is linear, so the factor on queries may wait for the scores
         self._scale = config.qk_scale_factor * head_dim**-0.5
 
-    def __call__(self, x: mx.array, context: ForwardContext) -> mx.array:
-        """Return `[T, hidden]`."""
-        num_tokens = x.shape[0]
-        q = self.q_proj(x).reshape(num_tokens, self.num_heads, self.head_dim)
-        k = self.k_proj(x).reshape(num_tokens, self.num_kv_heads, self.head_dim)
-        v = self.v_proj(x).reshape(num_tokens, self.num_kv_heads, self.head_dim)
-        q, k = (mx.fast.rms_norm(heads, None, self._eps) for heads in (q, k))
-        if self.rope is not None:
-            q, k = (context.rope(heads, self.rope) for heads in (q, k))
-        out = context.attend(self.layer, q, k, v, scale=self._scale).reshape(num_tokens, -1)
-        return self.o_proj(out * mx.sigmoid(self.gate_proj(x)))
+    def __call__(self, x: Normed, context: ForwardContext) -> mx.array:
+        """Return `[T, hidden]` for `x [T, hidden]`."""
+        parts = self.project_parts(x)
+        # gates are the last part, or the last columns of the only one
+        last = parts[-1]
+        gate = last if len(parts) > 1 else last[:, self.heads.ends[-1] :]
+        projected = Projected(
+            parts[:3], self.heads, q_norm=self.norm, k_norm=self.norm, rope=self.rope
+        )
+        out = context.attend_projected(self.layer, projected, scale=self._scale)
+        return self.o_proj(_gated(out.flatten(1), gate))
 
 
 class Block(nn.Module):
@@ -62,11 +72,13 @@ class Block(nn.Module):
         self.pre_feedforward_layernorm = ZeroCentredRMSNorm(dims, eps=config.rms_norm_eps)
         self.post_feedforward_layernorm = ZeroCentredRMSNorm(dims, eps=config.post_norm_eps)
 
-    def __call__(self, x: mx.array, context: ForwardContext) -> mx.array:
-        """Return `[T, hidden]`."""
-        attended = self.self_attn(self.input_layernorm(x), context)
-        x = x + self.post_attention_layernorm(attended)
-        return x + self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(x)))
+    def __call__(self, stream: Stream, context: ForwardContext) -> Stream:
+        """Return the stream `[T, hidden]` after the layer."""
+        stream, normed = stream.norm(self.input_layernorm)
+        attended = self.self_attn(normed, context)
+        stream = stream.add(attended, after=self.post_attention_layernorm)
+        stream, normed = stream.norm(self.pre_feedforward_layernorm)
+        return stream.add(self.mlp(normed), after=self.post_feedforward_layernorm)
 
 
 class Trunk(nn.Module):
@@ -76,7 +88,7 @@ class Trunk(nn.Module):
         super().__init__()
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = [Block(config, i) for i in range(len(config.ropes))]
-        self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self._eps = config.rms_norm_eps
 
     def embed(self, ids: mx.array) -> mx.array:
@@ -85,10 +97,10 @@ class Trunk(nn.Module):
 
     def __call__(self, batch: StepBatch, context: ForwardContext) -> mx.array:
         """Return the normed hidden states `[R, hidden]` of the rows that want logits."""
-        x = self.embed(batch.ids)
+        stream = Stream(self.embed(batch.ids))
         for block in self.layers:
-            x = block(x, context)
-        return self.norm(x[batch.logit_rows])
+            stream = block(stream, context)
+        return stream.norm_rows(self.norm, batch.logit_rows)
 
 
 class Towers(nn.Module):

@@ -62,11 +62,14 @@ def declare_cache_groups(config: MuseGlimmerConfig) -> CacheLayout:
 @hookimpl
 def build_model(config: MuseGlimmerConfig, weights: Weights) -> nn.Module:
     """Build the text model and take its weights."""
+    from neve.layers.joint import join_layers
+
     from .model import MuseGlimmer
     from .weights import own_weights
 
     model = MuseGlimmer(config)
     own_weights(config, weights).load_into(model)
+    join_layers(model)
     return model
 
 

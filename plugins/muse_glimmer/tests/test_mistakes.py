@@ -18,7 +18,7 @@ import pytest
 
 import neve
 from neve.contract.forward import RopeSpec
-from neve.layers.norms import ZeroCentredRMSNorm
+from neve.layers.norms import RMSNorm, ZeroCentredRMSNorm
 from neve.model import Model
 from neve.testing.golden import Goldens, read_goldens
 from neve.testing.parity import LOGIT_TOLERANCE, logit_distance
@@ -90,7 +90,7 @@ def block_norms_are_not_centred(model: Any) -> None:
     for block in trunk(model).layers:
         for name in NORMS:
             weight = block[f"{name}_layernorm"].weight
-            block[f"{name}_layernorm"] = norm_of(nn.RMSNorm, weight)
+            block[f"{name}_layernorm"] = norm_of(RMSNorm, weight)
 
 
 def last_norm_is_centred(model: Any) -> None:
@@ -132,12 +132,12 @@ def the_factor_replaces_the_scale(model: Any) -> None:
 
 
 def gates_stand_open(model: Any) -> None:
-    class Open(nn.Module):
+    class Open(nn.Linear):
         def __call__(self, x: mx.array) -> mx.array:
             return mx.full((x.shape[0], 256), 100.0)
 
     for block in trunk(model).layers:
-        block.self_attn.gate_proj = Open()
+        block.self_attn.gate_proj = Open(1, 1)
 
 
 def logits_have_no_multiplier(model: Any) -> None:

@@ -114,7 +114,9 @@ def test_biases_of_attention(raw_config, tensors, write_variant, expected):
     }
 
     assert len(biases) == 8 * len(projections)
-    assert np.array_equal(logits(write_variant(config, tensors | biases)), expected)
+    # with biases the gate is a product of its own, whose last bits may differ
+    unmoved = logits(write_variant(config, tensors | biases))
+    np.testing.assert_allclose(unmoved, expected, atol=1e-4)
     for projection in projections:
         moved = {n: b + (1.0 if projection in n else 0.0) for n, b in biases.items()}
         other = logits(write_variant(config, tensors | moved))

@@ -11,23 +11,15 @@ import mlx.nn as nn
 
 from neve.contract.forward import ForwardContext, State
 from neve.layers.fusion import fused
+from neve.layers.gated_norm import GatedGroupNorm
+from neve.layers.heads import HeadShape, Projected
 from neve.layers.joint import JointModule
-from neve.layers.mamba2 import GatedGroupNorm, mamba2, time_step
+from neve.layers.mamba2 import Rates, mamba2_mixed
 from neve.layers.moe import Experts, Routing
 from neve.layers.short_conv import ShortConv
+from neve.layers.stream import Delta, Normed, project
 
 from .config import AttentionConfig, ExpertsConfig, MambaConfig
-
-
-@fused
-def _rates(log_a: mx.array, skip: mx.array) -> tuple[mx.array, mx.array]:
-    """Return the rates of the decays and the weights of the inputs, `[H]`, float32."""
-    return -mx.exp(log_a.astype(mx.float32)), skip.astype(mx.float32)
-
-
-@fused
-def _add_skip(out: mx.array, skip: mx.array, x: mx.array) -> mx.array:
-    return out + skip * x
 
 
 class Mamba(nn.Module):
@@ -52,30 +44,20 @@ class Mamba(nn.Module):
         self.norm = GatedGroupNorm(inner, config.num_groups, eps=eps)
         self.out_proj = nn.Linear(inner, dims, bias=config.bias)
 
-    def __call__(self, x: mx.array, context: ForwardContext) -> mx.array:
-        """Return `[T, hidden]`."""
-        inner = self.config.inner_dim
-        gate, conv, dt = mx.split(
-            self.in_proj(x), [inner, inner + self.config.conv_dim], axis=-1
-        )
-        dt = time_step(dt, self.dt_bias, self.config.limit)
-        return self.out_proj(self.norm(context.scan(self.layer, (conv, dt), self._step), gate))
+    def __call__(self, x: Normed, context: ForwardContext) -> Delta:
+        """Return what is added to the stream, for `x [T, hidden]`."""
+        rows = project(self.in_proj, x)
+        out = context.scan(self.layer, (rows,), self._step)
+        return Delta(self.out_proj, self.norm(out, rows))
 
     def _step(self, inputs: tuple[mx.array, ...], state: State) -> tuple[mx.array, State]:
-        mixed, dt = inputs
-        conv, matrices = state
-        mixed, conv = self.conv1d(mixed.astype(mx.float32), conv)
-        x, b, c = self._heads(mixed)
-        a, skip = _rates(self.A_log, self.D)
-        out, matrices = mamba2(x, dt, a, b, c, matrices, chunk=self.config.chunk)
-        return _add_skip(out, skip[:, None], x).flatten(-2), (conv, matrices)
-
-    def _heads(self, mixed: mx.array) -> tuple[mx.array, mx.array, mx.array]:
-        """Cut `[N, L, C]` into the inputs of the heads, and `B` and `C` of the groups."""
-        config, shape = self.config, mixed.shape[:2]
-        x, bc = mx.split(mixed, [config.inner_dim], axis=-1)
-        b, c = bc.reshape(*shape, 2 * config.num_groups, config.state_dim).split(2, axis=2)
-        return x.reshape(*shape, config.num_heads, config.head_dim), b, c
+        # a row is the gate, what is convolved, and what time steps are made of
+        (rows,), (conv, matrices), config = inputs, state, self.config
+        mixed, conv = self.conv1d(rows, conv, start=config.inner_dim)
+        rates = Rates(self.A_log, self.dt_bias, self.D, config.limit)
+        steps = config.inner_dim + config.conv_dim
+        out, matrices = mamba2_mixed(mixed, rows, steps, rates, matrices, chunk=config.chunk)
+        return out.flatten(-2), (conv, matrices)
 
 
 class Attention(JointModule):
@@ -89,18 +71,18 @@ class Attention(JointModule):
             heads * config.head_dim for heads in (config.num_heads, config.num_kv_heads)
         )
         self.layer = layer
-        self.config = config
+        self.scale = config.head_dim**-0.5
+        self.heads = HeadShape(config.num_heads, config.num_kv_heads, config.head_dim)
         self.q_proj = nn.Linear(dims, q_dims, bias=config.bias)
         self.k_proj = nn.Linear(dims, kv_dims, bias=config.bias)
         self.v_proj = nn.Linear(dims, kv_dims, bias=config.bias)
         self.o_proj = nn.Linear(q_dims, dims, bias=config.bias)
 
-    def __call__(self, x: mx.array, context: ForwardContext) -> mx.array:
-        """Return `[T, hidden]`."""
-        head_dim = self.config.head_dim
-        q, k, v = (y.reshape(x.shape[0], -1, head_dim) for y in self.project(x))
-        out = context.attend(self.layer, q, k, v, scale=head_dim**-0.5)
-        return self.o_proj(out.flatten(-2))
+    def __call__(self, x: Normed, context: ForwardContext) -> Delta:
+        """Return what is added to the stream, for `x [T, hidden]`."""
+        projected = Projected(self.project_parts(x), self.heads)
+        out = context.attend_projected(self.layer, projected, scale=self.scale)
+        return Delta(self.o_proj, out)
 
 
 @fused
@@ -120,6 +102,10 @@ class MLP(nn.Module):
     def __call__(self, x: mx.array) -> mx.array:
         """Return `[T, dims]` for `x [T, dims]`."""
         return self.down_proj(relu2(self.up_proj(x)))
+
+    def delta(self, x: Normed) -> Delta:
+        """Return the same for `x [T, dims]`, to be added to the stream."""
+        return Delta(self.down_proj, relu2(project(self.up_proj, x)))
 
 
 class Router(nn.Module):

@@ -7,6 +7,7 @@ import mlx.nn as nn
 
 from neve.contract.forward import ForwardContext, StepBatch
 from neve.layers.norms import RMSNorm
+from neve.layers.stream import Stream
 
 from .config import NemotronHConfig
 from .mixers import MLP, Attention, Mamba, MoE
@@ -33,12 +34,14 @@ class Block(nn.Module):
         self.norm = RMSNorm(config.hidden_size, eps=config.norm_eps)
         self.mixer = _mixer(config, layer)
 
-    def __call__(self, x: mx.array, context: ForwardContext) -> mx.array:
-        """Return `[T, hidden]`."""
-        normed = self.norm(x)
+    def __call__(self, stream: Stream, context: ForwardContext) -> Stream:
+        """Return the stream `[T, hidden]` after the layer."""
+        stream, normed = stream.norm(self.norm)
         if isinstance(self.mixer, Mamba | Attention):
-            return x + self.mixer(normed, context)
-        return x + self.mixer(normed)
+            return stream.add(self.mixer(normed, context))
+        if isinstance(self.mixer, MLP):
+            return stream.add(self.mixer.delta(normed))
+        return stream.add(self.mixer(normed.computed()))
 
 
 class Backbone(nn.Module):
@@ -52,10 +55,10 @@ class Backbone(nn.Module):
 
     def __call__(self, batch: StepBatch, context: ForwardContext) -> mx.array:
         """Return the normed hidden states `[R, hidden]` of the rows that want logits."""
-        x = self.embeddings(batch.ids)
+        stream = Stream(self.embeddings(batch.ids))
         for block in self.layers:
-            x = block(x, context)
-        return self.norm_f(x[batch.logit_rows])
+            stream = block(stream, context)
+        return stream.norm_rows(self.norm_f, batch.logit_rows)
 
 
 class NemotronH(nn.Module):

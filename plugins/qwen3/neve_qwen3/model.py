@@ -10,9 +10,11 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from neve.contract.forward import ForwardContext, StepBatch
+from neve.layers.heads import HeadShape, Projected
 from neve.layers.joint import JointModule
 from neve.layers.mlp import GatedMLP
 from neve.layers.norms import RMSNorm
+from neve.layers.stream import Delta, Normed, Stream
 
 from .config import Qwen3Config
 
@@ -27,7 +29,8 @@ class Attention(JointModule):
         dims, head_dim, bias = config.hidden_size, config.head_dim, config.attention_bias
         self.layer = layer
         self.rope = config.rope
-        self.head_dim = head_dim
+        self.scale = head_dim**-0.5
+        self.heads = HeadShape(config.num_attention_heads, config.num_key_value_heads, head_dim)
         q_dims = config.num_attention_heads * head_dim
         kv_dims = config.num_key_value_heads * head_dim
         self.q_proj = nn.Linear(dims, q_dims, bias=bias)
@@ -37,14 +40,17 @@ class Attention(JointModule):
         self.q_norm = RMSNorm(head_dim, eps=config.rms_norm_eps)
         self.k_norm = RMSNorm(head_dim, eps=config.rms_norm_eps)
 
-    def __call__(self, x: mx.array, context: ForwardContext) -> mx.array:
-        """Return `[T, hidden]`."""
-        num_tokens = x.shape[0]
-        q, k, v = (y.reshape(num_tokens, -1, self.head_dim) for y in self.project(x))
-        q = context.rope(self.q_norm(q), self.rope)
-        k = context.rope(self.k_norm(k), self.rope)
-        out = context.attend(self.layer, q, k, v, scale=self.head_dim**-0.5)
-        return self.o_proj(out.reshape(num_tokens, -1))
+    def __call__(self, x: Normed, context: ForwardContext) -> Delta:
+        """Return what is added to the stream, for `x [T, hidden]`."""
+        projected = Projected(
+            self.project_parts(x),
+            self.heads,
+            q_norm=self.q_norm,
+            k_norm=self.k_norm,
+            rope=self.rope,
+        )
+        out = context.attend_projected(self.layer, projected, scale=self.scale)
+        return Delta(self.o_proj, out)
 
 
 class Block(nn.Module):
@@ -57,10 +63,12 @@ class Block(nn.Module):
         self.input_layernorm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
 
-    def __call__(self, x: mx.array, context: ForwardContext) -> mx.array:
-        """Return `[T, hidden]`."""
-        x = x + self.self_attn(self.input_layernorm(x), context)
-        return x + self.mlp(self.post_attention_layernorm(x))
+    def __call__(self, stream: Stream, context: ForwardContext) -> Stream:
+        """Return the stream `[T, hidden]` after the layer."""
+        stream, normed = stream.norm(self.input_layernorm)
+        stream = stream.add(self.self_attn(normed, context))
+        stream, normed = stream.norm(self.post_attention_layernorm)
+        return stream.add(self.mlp.delta(normed))
 
 
 class Trunk(nn.Module):
@@ -74,10 +82,10 @@ class Trunk(nn.Module):
 
     def __call__(self, batch: StepBatch, context: ForwardContext) -> mx.array:
         """Return the normed hidden states `[R, hidden]` of the rows that want logits."""
-        x = self.embed_tokens(batch.ids)
+        stream = Stream(self.embed_tokens(batch.ids))
         for block in self.layers:
-            x = block(x, context)
-        return self.norm(x[batch.logit_rows])
+            stream = block(stream, context)
+        return stream.norm_rows(self.norm, batch.logit_rows)
 
 
 class Qwen3(nn.Module):

@@ -14,19 +14,20 @@ import mlx.nn as nn
 
 from neve.contract.forward import ForwardContext, State, StepBatch
 from neve.layers.fusion import fused
-from neve.layers.gated_delta import gated_delta
+from neve.layers.gated_delta import Columns, gated_delta_mixed
+from neve.layers.gated_norm import GatedRMSNorm
+from neve.layers.heads import HeadShape, Projected
 from neve.layers.joint import JointModule
 from neve.layers.mlp import GatedMLP
 from neve.layers.moe import Experts, Routing
-from neve.layers.norms import GatedRMSNorm, l2_norm
+from neve.layers.norms import ResidualNorm
 from neve.layers.short_conv import ShortConv
+from neve.layers.stream import Delta, Normed, Stream
 
 from .config import ExpertsConfig, Qwen35Config
 
-Norm: TypeAlias = Callable[[int], nn.Module]
+Norm: TypeAlias = Callable[[int], ResidualNorm]
 """Width -> a norm of the residual stream, or of heads."""
-
-_L2_EPS = 1e-6
 
 
 @fused
@@ -44,7 +45,13 @@ class Attention(JointModule):
         dims, head_dim, bias = config.hidden_size, config.head_dim, config.attention_bias
         self.layer = layer
         self.rope = config.rope
-        self.head_dim = head_dim
+        self.scale = head_dim**-0.5
+        self.heads = HeadShape(
+            config.num_attention_heads,
+            config.num_key_value_heads,
+            head_dim,
+            query_stride=2 * head_dim,
+        )
         q_dims = config.num_attention_heads * head_dim
         kv_dims = config.num_key_value_heads * head_dim
         self.q_proj = nn.Linear(dims, 2 * q_dims, bias=bias)
@@ -54,26 +61,20 @@ class Attention(JointModule):
         self.q_norm = norm(head_dim)
         self.k_norm = norm(head_dim)
 
-    def __call__(self, x: mx.array, context: ForwardContext) -> mx.array:
-        """Return `[T, hidden]`."""
-        num_tokens = x.shape[0]
-        # each head's query lies beside its gate
-        q, k, v = self.project(x)
-        q, gate = q.reshape(num_tokens, -1, 2 * self.head_dim).split(2, axis=-1)
-        k, v = (y.reshape(num_tokens, -1, self.head_dim) for y in (k, v))
-        q = context.rope(self.q_norm(q), self.rope)
-        k = context.rope(self.k_norm(k), self.rope)
-        out = context.attend(self.layer, q, k, v, scale=self.head_dim**-0.5)
-        return self.o_proj(_gated(out, gate).reshape(num_tokens, -1))
+    def __call__(self, x: Normed, context: ForwardContext) -> Delta:
+        """Return what is added to the stream, for `x [T, hidden]`."""
+        parts = self.project_parts(x)
+        projected = Projected(
+            parts, self.heads, q_norm=self.q_norm, k_norm=self.k_norm, rope=self.rope
+        )
+        out = context.attend_projected(self.layer, projected, scale=self.scale)
+        return Delta(self.o_proj, _gated(out, self._gate(parts[0])))
 
-
-@fused
-def _rates(
-    a: mx.array, b: mx.array, log_a: mx.array, dt_bias: mx.array
-) -> tuple[mx.array, mx.array]:
-    """Return the logarithms of the decays and the rates of correction, float32."""
-    dt = mx.logaddexp(a.astype(mx.float32) + dt_bias, 0.0)
-    return -mx.exp(log_a.astype(mx.float32)) * dt, mx.sigmoid(b.astype(mx.float32))
+    def _gate(self, rows: mx.array) -> mx.array:
+        """Return `[T, Hq, D]`: each head's gate lies behind its query."""
+        heads = self.heads
+        queries = rows[:, : heads.ends[0]].reshape(-1, heads.num_heads, heads.query_stride)
+        return queries[..., heads.head_dim :]
 
 
 class GatedDeltaNet(JointModule):
@@ -89,7 +90,6 @@ class GatedDeltaNet(JointModule):
         delta, dims = config.delta, config.hidden_size
         value_dims = delta.value_heads * delta.value_dim
         self.layer = layer
-        self.delta = delta
         self.in_proj_qkv = nn.Linear(dims, delta.conv_dim, bias=False)
         self.in_proj_z = nn.Linear(dims, value_dims, bias=False)
         self.in_proj_b = nn.Linear(dims, delta.value_heads, bias=False)
@@ -99,30 +99,24 @@ class GatedDeltaNet(JointModule):
         self.dt_bias = mx.zeros((delta.value_heads,))
         self.norm = GatedRMSNorm(delta.value_dim, eps=config.rms_norm_eps)
         self.out_proj = nn.Linear(value_dims, dims, bias=False)
+        end = delta.conv_dim + value_dims
+        self._gates = delta.conv_dim
+        self._columns = Columns(rate=end, decay=end + delta.value_heads)
 
-    def __call__(self, x: mx.array, context: ForwardContext) -> mx.array:
-        """Return `[T, hidden]`."""
-        qkv, z, b, a = self.project(x)
-        log_g, beta = _rates(a, b, self.A_log, self.dt_bias)
-        out = context.scan(self.layer, (qkv, log_g, beta), self._step)
-        return self.out_proj(self.norm(out, z.reshape(out.shape)).reshape(x.shape[0], -1))
+    def __call__(self, x: Normed, context: ForwardContext) -> Delta:
+        """Return what is added to the stream, for `x [T, hidden]`."""
+        rows = self.project_joined(x)
+        out = context.scan(self.layer, (rows,), self._step)
+        return Delta(self.out_proj, self.norm(out, rows, start=self._gates))
 
     def _step(self, inputs: tuple[mx.array, ...], state: State) -> tuple[mx.array, State]:
-        qkv, log_g, beta = inputs
+        (rows,) = inputs
         conv, matrices = state
-        mixed, conv = self.conv1d(qkv, conv)
-        q, k, v = self._heads(mixed)
-        out, matrices = gated_delta(q, k, v, log_g, beta, matrices)
+        mixed, conv = self.conv1d(rows, conv)
+        out, matrices = gated_delta_mixed(
+            mixed, rows, self._columns, self.A_log, self.dt_bias, matrices
+        )
         return out, (conv, matrices)
-
-    def _heads(self, mixed: mx.array) -> tuple[mx.array, mx.array, mx.array]:
-        """Cut `[N, L, C]` into queries and keys, normed and float32, and values."""
-        delta, shape = self.delta, mixed.shape[:2]
-        qk, v = mx.split(mixed, [2 * delta.key_heads * delta.key_dim], axis=-1)
-        qk = qk.reshape(*shape, 2 * delta.key_heads, delta.key_dim).astype(mx.float32)
-        q, k = l2_norm(qk, eps=_L2_EPS).split(2, axis=2)
-        v = v.reshape(*shape, delta.value_heads, delta.value_dim)
-        return q * delta.key_dim**-0.5, k, v
 
 
 class SparseMLP(JointModule):
@@ -138,11 +132,12 @@ class SparseMLP(JointModule):
         self.shared_expert_gate = nn.Linear(dims, 1, bias=False)
         self._routing = Routing(config.num_chosen)
 
-    def __call__(self, x: mx.array) -> mx.array:
-        """Return `[T, dims]` for `x [T, dims]`."""
-        logits, gate = self.project(x)
+    def delta(self, x: Normed) -> mx.array:
+        """Return what is added to the stream, for `x [T, dims]`."""
+        rows = x.computed()
+        logits, gate = self.project(rows)
         chosen, weights = self._routing(logits)
-        return self.experts(x, chosen, weights) + _gated(self.shared_expert(x), gate)
+        return self.experts(rows, chosen, weights) + _gated(self.shared_expert(rows), gate)
 
 
 class Block(nn.Module):
@@ -159,11 +154,13 @@ class Block(nn.Module):
         self.input_layernorm = norm(dims)
         self.post_attention_layernorm = norm(dims)
 
-    def __call__(self, x: mx.array, context: ForwardContext) -> mx.array:
-        """Return `[T, hidden]`."""
+    def __call__(self, stream: Stream, context: ForwardContext) -> Stream:
+        """Return the stream `[T, hidden]` after the layer."""
         mixer = self.self_attn if "self_attn" in self else self.linear_attn
-        x = x + mixer(self.input_layernorm(x), context)
-        return x + self.mlp(self.post_attention_layernorm(x))
+        stream, normed = stream.norm(self.input_layernorm)
+        stream = stream.add(mixer(normed, context))
+        stream, normed = stream.norm(self.post_attention_layernorm)
+        return stream.add(self.mlp.delta(normed))
 
 
 class Trunk(nn.Module):
@@ -177,10 +174,10 @@ class Trunk(nn.Module):
 
     def __call__(self, batch: StepBatch, context: ForwardContext) -> mx.array:
         """Return the normed hidden states `[R, hidden]` of the rows that want logits."""
-        x = self.embed_tokens(batch.ids)
+        stream = Stream(self.embed_tokens(batch.ids))
         for block in self.layers:
-            x = block(x, context)
-        return self.norm(x[batch.logit_rows])
+            stream = block(stream, context)
+        return stream.norm_rows(self.norm, batch.logit_rows)
 
 
 class Towers(nn.Module):

@@ -13,6 +13,7 @@ import pytest
 from mlx.utils import tree_flatten
 
 import neve
+from neve.layers.stream import Stream
 from neve.testing.golden import read_goldens
 from neve.testing.parity import LOGIT_TOLERANCE, logit_distance
 
@@ -140,9 +141,11 @@ def test_nothing_widens_the_residual_stream(checkpoint, monkeypatch):
     block = importlib.import_module("neve_qwen3_5.model").Block
     call = block.__call__
 
-    def spy(self: Any, x: mx.array, context: Any) -> mx.array:
-        seen.append(x.dtype)
-        return call(self, x, context)
+    def spy(self: Any, stream: Stream, context: Any) -> Stream:
+        after = call(self, stream, context)
+        for passed in (stream, after):
+            seen.extend(x.dtype for x in (passed.x, passed.delta) if x is not None)
+        return after
 
     monkeypatch.setattr(block, "__call__", spy)
     with load(checkpoint, dtype="bfloat16") as model:

@@ -1,0 +1,58 @@
+"""What an attention layer has projected, before the context makes heads of it."""
+
+from __future__ import annotations
+
+import attrs
+import mlx.core as mx
+
+from ..metal.head_shape import HeadShape as HeadShape
+from ..metal.norms import Norm as Norm
+
+
+@attrs.frozen
+class RopeSpec:
+    """A rotary embedding.
+
+    Attributes:
+        dims: Leading elements of a head that are rotated, even.
+        theta: Base of the geometric series of wavelengths.
+        interleaved: Rotate pairs `(2i, 2i+1)` instead of `(i, i + dims/2)`.
+        inv_freq: Angular frequencies `[dims/2]` in radians a token, when a scaling rule
+            changed them; None means `theta ** (-2i / dims)`.
+        scale: Factor on the rotated elements (the attention factor of YaRN).
+    """
+
+    dims: int
+    theta: float
+    interleaved: bool = False
+    inv_freq: tuple[float, ...] | None = None
+    scale: float = 1.0
+
+
+@attrs.frozen(eq=False)
+class Projected:
+    """Queries, keys and values of a step's tokens, not yet normed nor rotated.
+
+    `layers.heads.prepare` says in operations what becomes of them.
+
+    Attributes:
+        parts: `[T, W]`, whose rows begin with queries, keys and values as `shape` has them;
+            or queries, keys and values one by one, `[T, W]` each.
+        shape: How the heads lie in a row.
+        q_norm: Norm of queries, None for none.
+        k_norm: Of keys.
+        v_norm: Of values.
+        rope: Rotation of queries and keys after their norms, None for none.
+    """
+
+    parts: tuple[mx.array, ...]
+    shape: HeadShape
+    q_norm: Norm | None = None
+    k_norm: Norm | None = None
+    v_norm: Norm | None = None
+    rope: RopeSpec | None = None
+
+    @property
+    def joined(self) -> mx.array:
+        """The rows `[T, W]` that have everything."""
+        return self.parts[0] if len(self.parts) == 1 else mx.concatenate([*self.parts], axis=-1)

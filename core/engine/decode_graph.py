@@ -1,0 +1,167 @@
+"""Steps of decode rows alone, traced once and replayed.
+
+Building a step's graph in Python, layer by layer, takes the host longer than a GPU needs to
+compute it. A step of decode rows has the graph of the one before as long as as many rows run:
+what changes are arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import attrs
+import mlx.core as mx
+import mlx.nn as nn
+
+from ..contract.cache_spec import CacheLayout, Recurrent, RecurrentState
+from ..contract.forward import Segment, State, StepBatch
+from ..families import Family
+from ..forward.kernel_attention import KernelAttention, StepRows
+from ..forward.paged_context import PagedContext
+from ..forward.paged_step import PagedStep
+from ..log import get_logger
+from ..metal import dispatch
+from ..metal.pages import GroupPages
+
+Arrays: TypeAlias = list[mx.array]
+
+
+class _UnknownPosition:
+    """A position that a trace must not depend on."""
+
+    def _refuse(self, *_: Any) -> Any:
+        raise TypeError("positions of decode rows are arrays: read batch.positions")
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __neg__ = _refuse
+    __truediv__ = __floordiv__ = __mod__ = __divmod__ = _refuse
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse
+    __int__ = __index__ = __float__ = __bool__ = __hash__ = _refuse
+
+
+@attrs.frozen(eq=False)
+class _TracedStates:
+    """The states of the decode rows while a step is traced."""
+
+    before: dict[int, State]
+    after: dict[int, State] = attrs.field(factory=dict)
+
+    def read(self, layer: int, spec: RecurrentState, compute_dtype: mx.Dtype) -> State:
+        """Return the rows' states before the step."""
+        return self.before[layer]
+
+    def write(self, layer: int, state: State) -> None:
+        """Keep the rows' states after the step."""
+        self.after[layer] = state
+
+
+class DecodeGraph:
+    """Computes the logits of decode rows. Owned by the engine thread.
+
+    Attributes:
+        num_traces: How often a step was traced.
+    """
+
+    def __init__(self, family: Family, model: nn.Module, layout: CacheLayout) -> None:
+        self.num_traces = 0
+        self._family = family
+        self._model = model
+        self._layout = layout
+        self._recurrent = [
+            layer for layer, route in enumerate(layout.routes) if isinstance(route, Recurrent)
+        ]
+        self._run = mx.compile(self._trace)
+        self._works = True
+        self._dispatched: dict[tuple[int, int], dict[str, int]] = {}
+        self._log = get_logger("engine")
+
+    def __call__(self, batch: StepBatch, step: PagedStep) -> mx.array | None:
+        """Return logits `[N, V]`, unevaluated; None if the family cannot be traced.
+
+        The step's pages and states are then as they were.
+
+        Args:
+            batch: `N` decode rows, each of which wants logits.
+            step: Where they are.
+        """
+        if not self._works:
+            return None
+        rows = StepRows.of(batch, step.rows)
+        groups = [pool.group for pool in step.pools]
+        traces, counted = self.num_traces, dispatch.counts()
+        try:
+            logits, tokens, written, states = self._run(
+                rows.longest,
+                batch.ids,
+                batch.positions,
+                rows.of_tokens,
+                [table.array for table in step.tables],
+                [(group.keys, group.values, group.token) for group in groups],
+                self._states(step),
+            )
+        except Exception as error:  # noqa: BLE001  a family's forward may raise anything
+            self._works = False
+            self._log.warning("engine.decode.untraced", error=str(error))
+            return None
+        for group, token in zip(groups, tokens, strict=True):
+            group.token = token
+        for group, (keys, values) in zip(groups, written, strict=False):
+            group.keys[:], group.values[:] = keys, values
+        for layer, state in zip(self._recurrent, states, strict=True):
+            step.states[0].write(layer, tuple(state))
+        self._count((len(step.rows), rows.longest), self.num_traces > traces, counted)
+        return logits
+
+    def _states(self, step: PagedStep) -> list[State]:
+        if not self._recurrent:
+            return []
+        (rows,) = step.states
+        # of zeros that declare no dtype; without attention there is no pool to say
+        dtype = step.pools[0].dtype if step.pools else mx.float32
+        return [rows.read(i, self._layout.state(i), dtype) for i in self._recurrent]
+
+    def _trace(
+        self,
+        longest: int,
+        ids: mx.array,
+        positions: mx.array,
+        rows: mx.array,
+        tables: Sequence[mx.array],
+        pages: Sequence[tuple[Arrays, Arrays, mx.array]],
+        states: Sequence[State],
+    ) -> tuple[mx.array, Arrays, list[tuple[Arrays, Arrays]], list[State]]:
+        """Run the family's forward on placeholders.
+
+        Returns:
+            Logits, the token of each group, its keys and values if they are other arrays
+            than before, and the recurrent states, layer by layer.
+        """
+        self.num_traces += 1
+        n, unknown = ids.shape[0], _UnknownPosition()
+        segments = tuple(Segment(i, 1, unknown) for i in range(n))  # type: ignore[arg-type]  see there
+        batch = StepBatch(ids, positions, segments, n, mx.arange(n))
+        groups = [GroupPages([*keys], [*values], token) for keys, values, token in pages]
+        attention = KernelAttention(
+            self._layout, groups, tables, batch, StepRows(rows, longest)
+        )
+        traced = _TracedStates(dict(zip(self._recurrent, states, strict=True)))
+        scans = [traced] if self._recurrent else []
+        context = PagedContext(self._layout, batch, attention, scans)
+        logits = self._family.forward(self._model, batch, context)
+        written = [] if attention.in_place else [(group.keys, group.values) for group in groups]
+        after = [traced.after[layer] for layer in self._recurrent]
+        return logits, [group.token for group in groups], written, after
+
+    def _count(self, key: tuple[int, int], fresh: bool, before: dict[str, int]) -> None:
+        """Count what a replay runs as often as its trace did."""
+        if fresh:
+            after = dispatch.counts()
+            self._dispatched[key] = {
+                name: after[name] - before.get(name, 0)
+                for name in after
+                if after[name] != before.get(name, 0)
+            }
+            return
+        for name, times in self._dispatched.get(key, {}).items():
+            operation, _, variant = name.partition(":")
+            dispatch.record(operation, variant, times)

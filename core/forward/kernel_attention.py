@@ -1,0 +1,172 @@
+"""Attention over pages by kernels: what is written and read stays in its pages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import attrs
+import mlx.core as mx
+
+from ..contract.cache_spec import CacheLayout, Owned
+from ..contract.forward import StepBatch
+from ..contract.heads import Projected
+from ..contract.layer_spec import SlidingWindow
+from ..layers.rope import Rotation
+from ..metal.heads import HeadShape, Norms, Slots, Turns, prepare_heads
+from ..metal.paged_attention import Scoring, paged_decode, paged_prefill
+from ..metal.pages import GroupPages
+
+SHORTEST = 512
+"""Tokens up to which rows are of one length: each length is a trace of its own."""
+
+
+@attrs.frozen(eq=False)
+class StepRows:
+    """Where the rows of a step stand in the mirrors of the block tables.
+
+    Attributes:
+        of_tokens: Row of each token `[T]`, int32.
+        longest: Bound of the decode rows' contexts in tokens, a power of two.
+    """
+
+    of_tokens: mx.array
+    longest: int
+
+    @classmethod
+    def of(cls, batch: StepBatch, rows: Sequence[int]) -> StepRows:
+        """Return the rows of a step, given the row of each segment."""
+        pairs = zip(batch.segments, rows, strict=True)
+        repeated = [row for segment, row in pairs for _ in range(segment.length)]
+        return cls(mx.array(repeated, mx.int32), longest_context(batch))
+
+
+def longest_context(batch: StepBatch) -> int:
+    """Return the power of two that no decode row's context exceeds, `SHORTEST` at least."""
+    decode = batch.segments[: batch.num_decode_rows]
+    longest = max((s.position + 1 for s in decode), default=0)
+    return max(SHORTEST, 1 << (longest - 1).bit_length() if longest else 0)
+
+
+class KernelAttention:
+    """Writes keys and values to pages in place, and reads them there.
+
+    Which positions a token sees is known to the kernels from its row and position, so nothing
+    is prepared on the host that grows with a context.
+
+    Attributes:
+        in_place: Whether kernels have made all writes so far. Where an operation takes a
+            kernel's place, keys and values are other arrays afterwards.
+    """
+
+    def __init__(
+        self,
+        layout: CacheLayout,
+        groups: Sequence[GroupPages],
+        tables: Sequence[mx.array],
+        batch: StepBatch,
+        rows: StepRows,
+    ) -> None:
+        """Prepare a step.
+
+        Args:
+            layout: The model's cache layout.
+            groups: The pages of each group; a write puts the next token there.
+            tables: Block ids `[R, W]` of each group, up to date for every row of the step.
+            batch: The step's tokens.
+            rows: Their rows in the tables.
+        """
+        self.in_place = True
+        self._layout = layout
+        self._groups = groups
+        self._tables = tables
+        self._batch = batch
+        self._rows = rows
+
+    def attend(
+        self,
+        owner: Owned,
+        q: mx.array,
+        k: mx.array | None,
+        v: mx.array | None,
+        scale: float,
+        softcap: float | None,
+    ) -> mx.array:
+        """Store keys and values with their owner, attend; see `ForwardContext.attend`."""
+        if k is None or v is None:
+            return self._attend(owner, q, scale, softcap)
+        shape = HeadShape(q.shape[1], k.shape[1], q.shape[2], v.shape[2])
+        projected = mx.concatenate([x.flatten(1) for x in (q, k, v)], axis=-1)
+        q = self._store(owner, projected, shape, None, (None, None, None))
+        return self._attend(owner, q, scale, softcap)
+
+    def attend_projected(
+        self,
+        owner: Owned,
+        projected: Projected,
+        rotation: Rotation,
+        scale: float,
+        softcap: float | None,
+    ) -> mx.array:
+        """Make heads, store, attend; see `ForwardContext.attend_projected`."""
+        turns = None if projected.rope is None else rotation.turns(projected.rope)
+        norms = (projected.q_norm, projected.k_norm, projected.v_norm)
+        q = self._store(owner, projected.joined, projected.shape, turns, norms)
+        return self._attend(owner, q, scale, softcap)
+
+    def _store(
+        self,
+        owner: Owned,
+        projected: mx.array,
+        shape: HeadShape,
+        turns: Turns | None,
+        norms: Norms,
+    ) -> mx.array:
+        """Make heads, write those of keys and values, and return the queries."""
+        if not shape.kv_heads:
+            return prepare_heads(projected, None, None, turns, shape=shape, norms=norms)[0]
+        group, table = self._groups[owner.group], self._tables[owner.group]
+        pages = group.layer(owner.ordinal)
+        slots = Slots(table, self._rows.of_tokens, self._batch.positions)
+        q, token = prepare_heads(projected, pages, slots, turns, shape=shape, norms=norms)
+        assert token is not None
+        self.in_place = self.in_place and token is not group.token
+        group.token = token
+        return q
+
+    def _attend(
+        self, owner: Owned, q: mx.array, scale: float, softcap: float | None
+    ) -> mx.array:
+        spec = self._layout.groups[owner.group]
+        window = spec.window if isinstance(spec, SlidingWindow) else None
+        pages = self._groups[owner.group].layer(owner.ordinal)
+        table, n = self._tables[owner.group], self._batch.num_decode_rows
+        rows, positions = self._rows.of_tokens, self._batch.positions
+        scoring = Scoring(scale=scale, softcap=softcap, window=window)
+        parts: list[mx.array] = []
+        if n:
+            parts.append(
+                paged_decode(
+                    q[:n],
+                    pages,
+                    table,
+                    rows[:n],
+                    positions[:n],
+                    longest=self._rows.longest,
+                    **scoring,
+                )
+            )
+        for segment in self._batch.segments[n:]:
+            part = slice(segment.start, segment.start + segment.length)
+            first = slice(segment.start, segment.start + 1)
+            parts.append(
+                paged_prefill(
+                    q[part],
+                    pages,
+                    table,
+                    rows[first],
+                    positions[first],
+                    start=segment.position,
+                    **scoring,
+                )
+            )
+        return parts[0] if len(parts) == 1 else mx.concatenate(parts)

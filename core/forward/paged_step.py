@@ -1,0 +1,54 @@
+"""What a step over block-paged pools begins with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import attrs
+
+from ..contract.cache_spec import CacheLayout
+from ..contract.forward import StepBatch
+from ..kvcache.device_tables import DeviceTables
+from ..kvcache.layer_pool import LayerPool
+from ..kvcache.state_store import StateRows
+from ..metal import launch
+from .gathered_attention import GatheredAttention
+from .kernel_attention import KernelAttention, StepRows
+from .paged_context import PagedContext
+
+
+@attrs.frozen(eq=False)
+class PagedStep:
+    """The pools, tables and states of one step's rows.
+
+    Attributes:
+        layout: The model's cache layout.
+        pools: One pool a group.
+        tables: One table mirror a group, up to date for every row of the step.
+        block_size: Tokens of a block.
+        rows: Row of the table mirrors that each segment's sequence has.
+        states: What `StateStore.begin` returned for the step; empty if no layer keeps a state.
+    """
+
+    layout: CacheLayout
+    pools: Sequence[LayerPool]
+    tables: Sequence[DeviceTables]
+    block_size: int
+    rows: Sequence[int]
+    states: Sequence[StateRows] = ()
+
+    def context(self, batch: StepBatch) -> PagedContext:
+        """Return the step's context: over kernels, or over MLX operations."""
+        if launch.backend() is None:
+            attention = GatheredAttention(
+                self.layout, self.pools, self.tables, batch, self.rows, self.block_size
+            )
+        else:
+            attention = KernelAttention(
+                self.layout,
+                [pool.group for pool in self.pools],
+                [table.array for table in self.tables],
+                batch,
+                StepRows.of(batch, self.rows),
+            )
+        return PagedContext(self.layout, batch, attention, self.states)

@@ -1,0 +1,121 @@
+"""The residual stream, whose sums and norms are computed with the products beside them.
+
+A block is written as its formula: `x = x + attention(norm(x))`, `x = x + mlp(norm(x))`. Which
+operations are one is decided when all are known. Of few rows a norm becomes part of the
+product that reads it, and a sum part of the product that makes it; of many rows, and wherever
+no kernel does that, a sum is computed together with the norm behind it.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import attrs
+import mlx.core as mx
+import mlx.nn as nn
+
+from ..metal.layout import added_projection, normed_projection
+from ..metal.norms import Norm
+from .norms import ResidualNorm
+
+__all__ = ["Delta", "Input", "Normed", "Stream", "project"]
+
+
+@attrs.frozen(eq=False)
+class Normed:
+    """`norm(x)`, for a product to read.
+
+    Attributes:
+        x: `[T, dims]`.
+        norm: What is still to be done to `x`; None where it is normed already.
+    """
+
+    x: mx.array
+    norm: ResidualNorm | None = None
+
+    def computed(self) -> mx.array:
+        """Return `norm(x)`, an operation of its own: for what is no product."""
+        return self.x if self.norm is None else self.norm(self.x)
+
+
+Input: TypeAlias = mx.array | Normed
+"""What a product reads, `[T, dims]`."""
+
+
+def project(layer: nn.Module, x: Input) -> mx.array:
+    """Return `layer(x)` `[T, out]`; few rows are normed on the way."""
+    if isinstance(x, Normed):
+        if x.norm is not None:
+            out = normed_projection(layer, x.x, x.norm)
+            if out is not None:
+                return out
+        x = x.computed()
+    return layer(x)
+
+
+@attrs.frozen(eq=False)
+class Delta:
+    """What a block adds to the stream: `layer(x)`.
+
+    Attributes:
+        layer: The block's last layer.
+        x: `[T, in]`, or the heads of an attention, `[T, H, D]`, that make such rows.
+    """
+
+    layer: nn.Module
+    x: mx.array
+
+    def computed(self) -> mx.array:
+        """Return `layer(x)`, `[T, dims]`."""
+        return self.layer(self.x if self.x.ndim == 2 else self.x.flatten(1))
+
+
+@attrs.frozen(eq=False)
+class Stream:
+    """The stream between two blocks: `x + delta`, or `x + after(delta)`.
+
+    Attributes:
+        x: `[T, dims]`.
+        delta: What is still to be added, None for nothing.
+        after: What is still to be done to `delta` before, None for nothing.
+    """
+
+    x: mx.array
+    delta: mx.array | None = None
+    after: Norm | None = None
+
+    def add(self, delta: Delta | mx.array, *, after: Norm | None = None) -> Stream:
+        """Return the stream with what a block adds to it.
+
+        Args:
+            delta: `[T, dims]`, computed or not.
+            after: A norm of `delta` before it is added.
+        """
+        x = self.computed()
+        if not isinstance(delta, Delta):
+            return Stream(x, delta, after)
+        # a norm needs the whole row, which no product has
+        total = None if after is not None else added_projection(delta.layer, delta.x, x)
+        return Stream(x, delta.computed(), after) if total is None else Stream(total)
+
+    def computed(self) -> mx.array:
+        """Return the sum `[T, dims]`."""
+        if self.delta is None:
+            return self.x
+        return self.x + (self.delta if self.after is None else self.after(self.delta))
+
+    def norm(self, norm: ResidualNorm) -> tuple[Stream, Normed]:
+        """Return the stream, and its norm for the next block."""
+        if self.delta is None:
+            return self, Normed(self.x, norm)
+        x, normed = norm.add(self.x, self.delta, after=self.after)
+        return Stream(x), Normed(normed)
+
+    def norm_rows(self, norm: ResidualNorm, rows: mx.array) -> mx.array:
+        """Return the norm of some rows `[R, dims]`, after the last block.
+
+        Args:
+            norm: The model's last.
+            rows: Indices `[R]`.
+        """
+        return norm.add_rows(self.x, self.delta, rows, after=self.after)

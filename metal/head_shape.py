@@ -1,0 +1,89 @@
+"""Heads of queries, keys and values: how they lie, and what is done to them."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import attrs
+import mlx.core as mx
+
+from .norms import Norm
+
+
+@attrs.frozen(cache_hash=True)
+class HeadShape:
+    """How heads lie in a row of joined projections: queries, then keys, then values.
+
+    Attributes:
+        num_heads: Query heads.
+        kv_heads: Key heads, and value heads; 0 where only queries are projected.
+        head_dim: Elements of a query or key.
+        value_dim: Elements of a value.
+        query_stride: Elements from one query to the next: more than `head_dim` where
+            something lies beside each.
+    """
+
+    num_heads: int
+    kv_heads: int
+    head_dim: int
+    value_dim: int = attrs.field(
+        default=attrs.Factory(lambda self: self.head_dim, takes_self=True)
+    )
+    query_stride: int = attrs.field(
+        default=attrs.Factory(lambda self: self.head_dim, takes_self=True)
+    )
+
+    @property
+    def ends(self) -> tuple[int, int, int]:
+        """Columns after the queries, after the keys and after the values."""
+        queries = self.num_heads * self.query_stride
+        keys = queries + self.kv_heads * self.head_dim
+        return queries, keys, keys + self.kv_heads * self.value_dim
+
+
+Norms: TypeAlias = tuple[Norm | None, Norm | None, Norm | None]
+"""Of queries, keys and values; None for none."""
+
+
+@attrs.frozen(eq=False)
+class Slots:
+    """Where tokens of a step lie in the pages of a group of layers.
+
+    Attributes:
+        tables: Block of each page of each sequence, `[R, P]` int32.
+        rows: Row of the tables of each token, `[T]` int32.
+        positions: Position of each token, `[T]` int32.
+    """
+
+    tables: mx.array
+    rows: mx.array
+    positions: mx.array
+
+
+@attrs.frozen(eq=False)
+class Turns:
+    """How heads are rotated at the positions of a step's tokens.
+
+    Attributes:
+        factors: Cosines and sines of a token, `[T, dims]` float32: a half of each, any factor
+            on the rotated elements included.
+        interleaved: Rotate pairs `(2i, 2i+1)` instead of `(i, i + dims/2)`.
+    """
+
+    factors: mx.array
+    interleaved: bool = False
+
+    @property
+    def dims(self) -> int:
+        """Elements of a head that are rotated."""
+        return self.factors.shape[-1]
+
+    @property
+    def cos(self) -> mx.array:
+        """`[T, dims/2]`."""
+        return self.factors[:, : self.dims // 2]
+
+    @property
+    def sin(self) -> mx.array:
+        """`[T, dims/2]`."""
+        return self.factors[:, self.dims // 2 :]

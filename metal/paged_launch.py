@@ -1,0 +1,144 @@
+"""The launches of attention over pages, and their self-check."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import mlx.core as mx
+
+from . import dispatch, paged_plan
+from .launch import Kernel, Launch, Output, floats, ints
+from .paged_plan import Shape
+from .paged_reference import Scoring, paged_decode_reference, paged_prefill_reference
+from .pages import Pages, random_pages
+
+_ATTENTION = Kernel(
+    "paged_attention",
+    ("q", "keys", "values", "tables", "rows", "positions", "sinks", "fp", "prev"),
+    ("out", "stats"),
+)
+_COMBINE = Kernel("paged_combine", ("parts", "stats", "sinks", "ip"), ("out",))
+_THREADS = 32 * paged_plan.SIMDGROUPS
+_LOG2E = math.log2(math.e)
+
+
+def shape_of(q: mx.array, pages: Pages, scoring: Scoring, length: int | None = None) -> Shape:
+    """Return what to compile for; `length` is a slice's, None in decoding."""
+    shape = Shape(
+        dtype=q.dtype,
+        page=pages.layout,
+        group=q.shape[1] // pages.keys.shape[1],
+        capped=scoring.get("softcap") is not None,
+        sunk=scoring.get("sinks") is not None,
+    )
+    return shape if length is None else shape.tiled(length)
+
+
+def attend(
+    shape: Shape,
+    q: mx.array,
+    pages: Pages,
+    tables: mx.array,
+    rows: mx.array,
+    positions: mx.array,
+    longest: int,
+    scoring: Scoring,
+) -> mx.array:
+    """Attend in one launch, or in two if contexts are split.
+
+    Args:
+        shape: What `shape_of` returned.
+        q: `[N, Hq, D]`; in a slice all of one sequence, at consecutive positions.
+        pages: The layer's pools.
+        tables: `[R, W]` int32.
+        rows: `[N]` int32; `[1]` of a slice.
+        positions: `[N]` int32; `[1]` of a slice, of its first query.
+        longest: No fewer tokens than the longest context has.
+        scoring: How keys are weighed.
+
+    Returns:
+        `[N, Hq, Dv]`.
+    """
+    queries, window = shape.queries or 1, scoring.get("window")
+    tiles = -(-q.shape[0] // queries)
+    visible = longest if window is None else min(longest, window + queries)
+    splits = paged_plan.num_splits(shape, tiles, visible)
+    sinks = scoring.get("sinks")
+    sink = [] if sinks is None else [sinks.astype(mx.float32)]
+    factors = _factors(scoring["scale"], scoring.get("softcap"))
+    least = paged_plan.least_rounds(shape)
+    fp = floats(*factors, tables.shape[1], window or 0, q.shape[0], least)
+    launch = Launch(
+        template=paged_plan.template_for(shape, splits == 1),
+        grid=(_THREADS * splits, shape.threadgroups, tiles),
+        threadgroup=(_THREADS, 1, 1),
+        outputs=_outputs(shape, q, splits),
+    )
+    pools = (pages.keys, pages.values)
+    inputs = (q, *pools, tables, rows, positions, *sink, fp, pages.token)
+    out, stats = _given(_ATTENTION, shape)(*inputs, launch=launch)
+    return out if splits == 1 else _combine(shape, out, stats, sink, splits)
+
+
+def _outputs(shape: Shape, q: mx.array, splits: int) -> tuple[Output, Output]:
+    num_queries, num_heads, _ = q.shape
+    lead, v_dims = (num_queries, num_heads), shape.page.v_dims
+    if splits == 1:
+        return ((*lead, v_dims), shape.dtype), ((1,), mx.float32)
+    return ((*lead, splits, v_dims), mx.float32), ((*lead, splits, 2), mx.float32)
+
+
+def _given(kernel: Kernel, shape: Shape) -> Kernel:
+    return kernel if shape.sunk else kernel.without("sinks")
+
+
+def _combine(
+    shape: Shape, parts: mx.array, stats: mx.array, sink: Sequence[mx.array], splits: int
+) -> mx.array:
+    num_queries, num_heads, *_, v_dims = parts.shape
+    threads = 32 * -(-v_dims // 128)
+    launch = Launch(
+        template={"T": shape.dtype, "DV": v_dims, "SINKS": shape.sunk},
+        grid=(threads, num_heads, num_queries),
+        threadgroup=(threads, 1, 1),
+        outputs=(((num_queries, num_heads, v_dims), shape.dtype),),
+    )
+    return _given(_COMBINE, shape)(parts, stats, *sink, ints(splits), launch=launch)[0]
+
+
+def _factors(scale: float, softcap: float | None) -> tuple[float, float]:
+    """Return factors on queries and on bounded scores that make exp2 of a score its weight."""
+    return (scale * _LOG2E, 0.0) if softcap is None else (scale / softcap, softcap * _LOG2E)
+
+
+def check(shape: Shape, seed: int = 1) -> None:
+    """Compare a shape with its reference: whole, in two splits that have keys, and windowed."""
+    page, num_heads = shape.page, shape.page.heads * shape.group
+    entries = list(range(1, 2 - -paged_plan.SHORTEST_SPLIT // page.size))
+    pages = random_pages(shape.dtype, 1 + len(entries), page, seed)
+    end = len(entries) * page.size
+    tables = mx.array([[0, *entries[1:]], entries[::-1]], mx.int32)
+    # null pages in sight of a window, too: the last but one of each row that is looked at
+    tables[0, max(end // 2 // page.size - 1, 0)] = 0
+    tables[1, -2] = 0
+    scoring: Scoring = {"scale": page.dims**-0.5, "softcap": 2.0 if shape.capped else None}
+    if shape.sunk:
+        scoring["sinks"] = mx.random.normal((num_heads,), key=mx.random.key(seed + 3))
+    # a slice fills its tile but for one query
+    length = 3 if shape.queries is None else shape.queries - 1
+    q = mx.random.normal((length, num_heads, page.dims), key=mx.random.key(seed + 2))
+    q = q.astype(shape.dtype)
+    window = 2 * page.size + 3
+    for longest, seen in ((1, None), (3 * paged_plan.UNSPLIT // 2, None), (end, window)):
+        scoring["window"] = seen
+        if shape.queries is None:
+            rows = mx.array([1, 0, 1], mx.int32)
+            at = mx.array([end - 1, end // 2, 3], mx.int32)
+            want = paged_decode_reference(q, pages, tables, rows, at, longest=end, **scoring)
+        else:
+            start = end - length
+            rows, at = mx.array([1], mx.int32), mx.array([start], mx.int32)
+            want = paged_prefill_reference(q, pages, tables, rows, at, start=start, **scoring)
+        got = attend(shape, q, pages, tables, rows, at, longest, scoring)
+        dispatch.compare([got], [want])

@@ -1,0 +1,302 @@
+// Attention of a tile of queries of one sequence over its pages; partial results, if split.
+// q [N, HQ, D]  keys [B, HK, S, D]  values [B, HK, S, DV]  tables [R, W]  rows, positions [N]
+// sinks [HQ] f32
+// fp = {factor on q, bound of the scores, W, window (0: none), N, least rounds of a split},
+// the first two so that exp2 of a score is its weight
+// out [N, HQ, DV] T; or, if not SINGLE, f32 [N, HQ, splits, DV], stats [N, HQ, splits, 2] f32
+// template T, D, DV, S, HK, G (heads a key head), QT (queries a tile), CAUSAL, CAP, SINKS,
+//   SINGLE, VEC (elements a lane), LPT (lanes a token), U (tokens a lane takes at once, a
+//   power of two up to LPT),
+//   GT (pairs of query and head a simdgroup), HS (simdgroups that share their tokens), NSG
+// grid (32 * NSG * splits, HK * groups of pairs, tiles), threadgroup (32 * NSG, 1, 1)
+  constexpr int TOKENS = 32 / LPT;               // of a simdgroup at once
+  constexpr int CHUNK = TOKENS * U;
+  constexpr int STRANDS = NSG / HS;              // simdgroups with tokens of their own
+  constexpr int ROUND = CHUNK * STRANDS;
+  constexpr int IDS = S % CHUNK == 0 ? 1 : U;    // does a chunk lie in one block?
+  constexpr int FIT = 5120 / (NSG * DV);         // pairs whose sums fit threadgroup memory
+  constexpr int BATCH = FIT < 1 ? 1 : FIT > GT ? GT : FIT;
+  threadgroup float sm_max[NSG * GT];
+  threadgroup float sm_sum[NSG * GT];
+  threadgroup float sm_out[NSG * BATCH * DV];
+
+  const int lane = int(thread_index_in_simdgroup);
+  const int sg = int(simdgroup_index_in_threadgroup);
+  const int splits = int(threadgroups_per_grid.x);
+  const int split = int(threadgroup_position_in_grid.x);
+  const int hk = int(threadgroup_position_in_grid.y) % HK;
+  const int first_pair = (int(threadgroup_position_in_grid.y) / HK * HS + sg % HS) * GT;
+  const int tile = int(threadgroup_position_in_grid.z);
+  const int strand = sg / HS;
+  const int token = lane / LPT;
+  const int element = lane % LPT * VEC;
+  const int own = lane % LPT / (LPT / U);        // which of a chunk's tokens it weighs
+  const int k_element = element < D ? element : 0;    // idle lanes read what others read
+  const int v_element = element < DV ? element : 0;
+
+  const int width = int(fp[2]);
+  const int window = int(fp[3]);
+  const int num_queries = int(fp[4]);
+  const int first_query = tile * QT;
+  const int position = CAUSAL ? positions[0] + first_query : positions[tile];
+  const int end = min(position + min(QT, num_queries - first_query), width * S);
+  const int oldest = window > 0 ? max(0, position - window + 1) : 0;
+
+  // each row is cut by its own length: a long one fills all splits
+  const int aligned = oldest / CHUNK * CHUNK;
+  const int rounds = end > aligned ? (end - aligned + ROUND - 1) / ROUND : 0;
+  const int share = max((rounds + splits - 1) / splits, int(fp[5]));
+  const int from = aligned + split * share * ROUND;
+  const int to = min(end, from + share * ROUND);
+
+  float qr[GT * VEC];
+  float acc[GT * VEC];
+  float most[GT];
+  float sum[GT];
+  int last[GT];                                  // position of a pair's query
+#pragma unroll
+  for (int r = 0; r < GT; ++r) {
+    const int pair = min(first_pair + r, QT * G - 1);
+    const int query = min(pair / G, num_queries - 1 - first_query);
+    last[r] = position + query;
+    most[r] = -1e30f;                            // finite: no difference is NaN
+    sum[r] = 0.0f;
+#pragma unroll
+    for (int e = 0; e < VEC; ++e) {
+      acc[r * VEC + e] = 0.0f;
+    }
+    const long head = (long(first_query) + query) * (HK * G) + hk * G + pair % G;
+    mkx_load<VEC>(q + (head * D + k_element), qr + r * VEC);
+#pragma unroll
+    for (int e = 0; e < VEC; ++e) {
+      qr[r * VEC + e] = element < D ? qr[r * VEC + e] * fp[0] : 0.0f;
+    }
+  }
+
+  auto table = tables + long(rows[CAUSAL ? 0 : tile]) * width;
+  const int last_entry = max(to - 1, 0) / S;           // behind it lies garbage
+  int base = from + strand * CHUNK;
+  int ids[IDS];
+#pragma unroll
+  for (int i = 0; i < IDS; ++i) {
+    ids[i] = table[min((base + i * TOKENS + token) / S, last_entry)];
+  }
+  for (; base < to; base += ROUND) {
+    float kr[U * VEC];
+    float vr[U * VEC];
+    bool seen[U];
+    bool whole = true;
+    long place[U];
+    // Loads depend on no condition, so that all of them are under way at once. What they
+    // find where nothing is visible, in the null block or behind the end, is dropped below.
+#pragma unroll
+    for (int u = 0; u < U; ++u) {
+      const int t = base + u * TOKENS + token;
+      const int block = ids[IDS == 1 ? 0 : u];
+      seen[u] = block > 0 && t < to && t >= oldest;
+      whole = whole && seen[u];
+      place[u] = (long(max(block, 0)) * HK + hk) * S + t % S;
+    }
+#pragma unroll
+    for (int u = 0; u < U; ++u) {
+      mkx_load<VEC>(keys + (place[u] * D + k_element), kr + u * VEC);
+    }
+#pragma unroll
+    for (int u = 0; u < U; ++u) {
+      mkx_load<VEC>(values + (place[u] * DV + v_element), vr + u * VEC);
+    }
+    // the next chunk's blocks, so that its keys need not wait for them
+#pragma unroll
+    for (int i = 0; i < IDS; ++i) {
+      const int t = base + ROUND + i * TOKENS + token;
+      ids[i] = table[min(t / S, last_entry)];
+    }
+
+    float s[U * GT];
+#pragma unroll
+    for (int u = 0; u < U; ++u) {
+#pragma unroll
+      for (int r = 0; r < GT; ++r) {
+        float x = 0.0f;
+#pragma unroll
+        for (int e = 0; e < VEC; ++e) {
+          x += qr[r * VEC + e] * kr[u * VEC + e];
+        }
+        s[u * GT + r] = x;
+      }
+    }
+    // Sum over a token's lanes: as long as there are several tokens each half of the lanes
+    // keeps half of them, so that in the end a lane has the scores of one token, its own.
+#pragma unroll
+    for (int n = U / 2; n > 0; n /= 2) {
+      const int step = n * (LPT / U);
+      const bool upper = (lane & step) != 0;
+#pragma unroll
+      for (int i = 0; i < U / 2 * GT; ++i) {
+        if (i < n * GT) {
+          const float low = s[i];
+          const float high = s[i + n * GT];
+          s[i] = (upper ? high : low) + simd_shuffle_xor(upper ? low : high, step);
+        }
+      }
+    }
+#pragma unroll
+    for (int step = LPT / U / 2; step > 0; step /= 2) {
+#pragma unroll
+      for (int r = 0; r < GT; ++r) {
+        s[r] += simd_shuffle_xor(s[r], step);
+      }
+    }
+    const int t = base + own * TOKENS + token;
+    bool there = seen[0];
+#pragma unroll
+    for (int u = 1; u < U; ++u) {
+      there = u == own ? seen[u] : there;
+    }
+    if (!whole) {                                // 0 * NaN is NaN
+#pragma unroll
+      for (int u = 0; u < U; ++u) {
+#pragma unroll
+        for (int e = 0; e < VEC; ++e) {
+          vr[u * VEC + e] = seen[u] ? vr[u * VEC + e] : 0.0f;
+        }
+      }
+    }
+#pragma unroll
+    for (int r = 0; r < GT; ++r) {
+      bool visible = there;
+      if (QT > 1) {
+        visible = visible && t <= last[r] && (window == 0 || t > last[r] - window);
+      }
+      float x = s[r];
+      if (CAP) {
+        x = fp[1] * metal::precise::tanh(x);
+      }
+      x = visible ? x : -INFINITY;
+      float now = max(most[r], x);
+#pragma unroll
+      for (int step = LPT / 2; step >= LPT / U; step /= 2) {
+        now = max(now, simd_shuffle_xor(now, step));
+      }
+      const float fade = metal::exp2(most[r] - now);
+      const float p = metal::exp2(x - now);
+      most[r] = now;
+      sum[r] = sum[r] * fade + p;
+#pragma unroll
+      for (int e = 0; e < VEC; ++e) {
+        acc[r * VEC + e] *= fade;
+      }
+#pragma unroll
+      for (int u = 0; u < U; ++u) {
+        const float weight = simd_shuffle(p, lane - lane % LPT + u * (LPT / U));
+#pragma unroll
+        for (int e = 0; e < VEC; ++e) {
+          acc[r * VEC + e] += weight * vr[u * VEC + e];
+        }
+      }
+    }
+  }
+
+  // the lane groups of a simdgroup become one, then its strands
+#pragma unroll
+  for (int r = 0; r < GT; ++r) {
+    float all = most[r];
+#pragma unroll
+    for (int step = LPT; step < 32; step *= 2) {
+      all = max(all, simd_shuffle_xor(all, step));
+    }
+    const float fade = metal::exp2(most[r] - all);
+    most[r] = all;
+    sum[r] *= fade;                              // so far of a lane's own tokens
+#pragma unroll
+    for (int step = LPT / U; step < 32; step *= 2) {
+      sum[r] += simd_shuffle_xor(sum[r], step);
+    }
+#pragma unroll
+    for (int e = 0; e < VEC; ++e) {
+      acc[r * VEC + e] *= fade;
+#pragma unroll
+      for (int step = LPT; step < 32; step *= 2) {
+        acc[r * VEC + e] += simd_shuffle_xor(acc[r * VEC + e], step);
+      }
+    }
+    if (lane == 0) {
+      sm_max[sg * GT + r] = all;
+      sm_sum[sg * GT + r] = sum[r];
+    }
+  }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+#pragma unroll
+  for (int r = 0; r < GT; ++r) {
+    float all = most[r];
+    for (int j = 0; j < STRANDS; ++j) {
+      all = max(all, float(sm_max[(j * HS + sg % HS) * GT + r]));
+    }
+    const float fade = metal::exp2(most[r] - all);
+#pragma unroll
+    for (int e = 0; e < VEC; ++e) {
+      acc[r * VEC + e] *= fade;
+    }
+  }
+
+#pragma unroll
+  for (int r0 = 0; r0 < GT; r0 += BATCH) {
+#pragma unroll
+    for (int r = r0; r < r0 + BATCH; ++r) {
+      if (r < GT && token == 0 && element < DV) {
+#pragma unroll
+        for (int e = 0; e < VEC; ++e) {
+          sm_out[(sg * BATCH + r - r0) * DV + element + e] = acc[(r < GT ? r : 0) * VEC + e];
+        }
+      }
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    for (int i = int(thread_index_in_threadgroup); i < HS * BATCH * DV / 4; i += 32 * NSG) {
+      const int d = i % (DV / 4) * 4;
+      const int r = r0 + i / (DV / 4) % BATCH;
+      const int part = i / (DV / 4) / BATCH;
+      const int pair = (int(threadgroup_position_in_grid.y) / HK * HS + part) * GT + r;
+      const int query = first_query + pair / G;
+      if (r < GT && pair < QT * G && query < num_queries) {
+        const int head = hk * G + pair % G;
+        const float sink = SINKS && SINGLE ? float(sinks[head]) * 1.4426950408889634f : -1e30f;
+        float all = sink;
+        for (int j = 0; j < STRANDS; ++j) {
+          all = max(all, float(sm_max[(j * HS + part) * GT + r]));
+        }
+        // what the strands wrote is relative to their own greatest score
+        float most_of_strands = -1e30f;
+        float total = 0.0f;
+        float x[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+        for (int j = 0; j < STRANDS; ++j) {
+          const int from_sg = j * HS + part;
+          const float m = sm_max[from_sg * GT + r];
+          most_of_strands = max(most_of_strands, m);
+          total += sm_sum[from_sg * GT + r] * metal::exp2(m - all);
+          for (int e = 0; e < 4; ++e) {
+            x[e] += sm_out[(from_sg * BATCH + r - r0) * DV + d + e];
+          }
+        }
+        const long to_row = (long(query) * (HK * G) + head) * splits + split;
+        if (SINGLE) {
+          if (SINKS) {
+            total += metal::exp2(sink - all);
+          }
+          const float factor = total > 0.0f ? metal::exp2(most_of_strands - all) / total : 0.0f;
+          for (int e = 0; e < 4; ++e) {
+            x[e] *= factor;
+          }
+          mkx_store<4>(out + (to_row * DV + d), x);
+        } else {
+          if (d == 0) {
+            stats[to_row * 2] = most_of_strands;
+            stats[to_row * 2 + 1] = total;
+          }
+          if (total > 0.0f) {
+            mkx_store<4>(out + (to_row * DV + d), x);
+          }
+        }
+      }
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+  }
