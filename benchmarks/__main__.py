@@ -7,14 +7,31 @@ import platform
 from collections.abc import Callable
 from importlib.metadata import version
 
-from neve.metal import blas
+from neve.metal import batching, blas
 
 from .figures import Figure
 
 BLAS = blas.preload()
+batching.widen()
 
 # MLX must find the BLAS in front of it
-from . import cold, cold_writer, host, hybrids, peers, pool, shapes, soak, windows  # noqa: E402
+import mlx.core as mx  # noqa: E402
+
+from neve.metal import device  # noqa: E402
+
+from . import (  # noqa: E402
+    cold,
+    cold_writer,
+    gpu_kernels,
+    gpu_models,
+    host,
+    hybrids,
+    peers,
+    pool,
+    shapes,
+    soak,
+    windows,
+)
 
 BENCHMARKS: dict[str, Callable[[], list[Figure]]] = {
     "decode": peers.decode,
@@ -33,6 +50,10 @@ BENCHMARKS: dict[str, Callable[[], list[Figure]]] = {
     "restore": cold.restore_beside,
     "cold_writer": cold_writer.cold_writer,
 }
+ON_A_GPU: dict[str, Callable[[], list[Figure]]] = {
+    "gpu_kernels": gpu_kernels.gpu_kernels,
+    "gpu_models": gpu_models.gpu_models,
+}
 
 
 def _line(figure: Figure) -> str:
@@ -44,16 +65,20 @@ def _line(figure: Figure) -> str:
 def main() -> None:
     """Run the benchmarks that the command line names, or all."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("names", nargs="*", help=", ".join(BENCHMARKS))
+    runnable = BENCHMARKS | (ON_A_GPU if device.is_gpu() else {})
+    parser.add_argument("names", nargs="*", help=", ".join(runnable))
     names = parser.parse_args().names or list(BENCHMARKS)
-    unknown = [name for name in names if name not in BENCHMARKS]
-    if unknown:
-        parser.error(f"no benchmark is called {unknown[0]!r} (known: {', '.join(BENCHMARKS)})")
+    for name in names:
+        if name not in BENCHMARKS | ON_A_GPU:
+            known = ", ".join(BENCHMARKS | ON_A_GPU)
+            parser.error(f"no benchmark is called {name!r} (known: {known})")
+        if name not in runnable:
+            parser.error(f"{name} needs a GPU, and MLX computes on {mx.default_device()} here")
     libraries = ", ".join(f"{name} {version(name)}" for name in ("neve", "mlx", "mlx-lm"))
     print(f"{platform.machine()}, {libraries}, BLAS: {BLAS.reason}\n")
     print("| measured | value | target | | sides |\n|---|---|---|---|---|")
     for name in names:
-        for figure in BENCHMARKS[name]():
+        for figure in runnable[name]():
             print(_line(figure), flush=True)
 
 
