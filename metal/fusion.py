@@ -35,5 +35,10 @@ def fused(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
 
 
 def fuses() -> bool:
-    """Whether element-wise operations are fused now."""
-    return device.is_gpu() or os.environ.get(_VARIABLE) == "on"
+    """Whether element-wise operations are fused; what the environment asks is read once."""
+    return _is_asked() or device.is_gpu()
+
+
+@functools.cache
+def _is_asked() -> bool:
+    return os.environ.get(_VARIABLE) == "on"
