@@ -18,7 +18,8 @@ _CODES: dict[Activation, int] = {"silu": 0, "gelu_tanh": 1}
 
 
 @fused
-def _silu(gate: mx.array, up: mx.array) -> mx.array:
+def swiglu(gate: mx.array, up: mx.array) -> mx.array:
+    """Return `silu(gate) * up`."""
     return gate * mx.sigmoid(gate) * up
 
 
@@ -31,7 +32,7 @@ def _gelu_tanh(gate: mx.array, up: mx.array) -> mx.array:
 def gated_activation_reference(joined: mx.array, activation: Activation) -> mx.array:
     """Return `activation(gate) * up` in MLX operations; see `gated_activation`."""
     gate, up = mx.split(joined, 2, axis=-1)
-    return (_silu if activation == "silu" else _gelu_tanh)(gate, up)
+    return (swiglu if activation == "silu" else _gelu_tanh)(gate, up)
 
 
 def gated_activation_kernel(joined: mx.array, activation: Activation) -> mx.array:

@@ -12,8 +12,8 @@ import mlx.core as mx
 from . import dispatch
 from .delta_rule import gated_delta_reference
 from .fusion import fused
-from .gated_norm import plain_rms_norm
 from .launch import Kernel, Launch, floats, ints
+from .norms import rms_norm
 
 _EPS = 1e-6
 """Added to the sum of squares of a query or key that is normed here."""
@@ -153,7 +153,7 @@ def _unit(x: mx.array) -> mx.array:
     `eps / width` of a mean.
     """
     width = x.shape[-1]
-    return plain_rms_norm(x, _EPS / width) * width**-0.5
+    return rms_norm(x, None, _EPS / width) * width**-0.5
 
 
 # -- kernel --------------------------------------------------------------------------------

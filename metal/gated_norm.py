@@ -8,14 +8,13 @@ from collections.abc import Callable
 import mlx.core as mx
 import mlx.nn as nn
 
-from . import device, dispatch
+from . import dispatch
 from .fusion import fused
 from .launch import Kernel, Launch, floats, ints
+from .norms import is_few, normed, rms_norm
 
 _KERNEL = Kernel("gated_norm", ("x", "rows", "weight", "ip", "fp"), ("out",))
 _WIDEST = 16384
-_FEW_ELEMENTS = 4096
-"""Up to so many elements an operation costs more to start than to compute, on a CPU."""
 
 
 def gated_rms_norm(
@@ -177,11 +176,11 @@ def gated_rms_norm_reference(
 ) -> mx.array:
     """Return it in MLX operations; see `gated_rms_norm`."""
     gate = rows[:, start : start + x.shape[1] * x.shape[2]].reshape(x.shape)
-    if _is_few(x):
+    if is_few(x):
         out = _few_gated(x.shape[2], eps)(x, gate, weight)
     else:
-        normed = mx.fast.rms_norm(x, weight, eps)
-        out = (normed * nn.silu(gate.astype(mx.float32))).astype(x.dtype)
+        plain = mx.fast.rms_norm(x, weight, eps)
+        out = (plain * nn.silu(gate.astype(mx.float32))).astype(x.dtype)
     return out.reshape(x.shape[0], -1)
 
 
@@ -196,41 +195,16 @@ def gated_group_norm_reference(
 ) -> mx.array:
     """Return it in MLX operations; see `gated_group_norm`."""
     gated = _gate(x, rows[:, start : start + x.shape[1]])
-    normed = plain_rms_norm(gated.reshape(*x.shape[:-1], num_groups, -1), eps)
-    return (normed.reshape(x.shape) * weight.astype(mx.float32)).astype(rows.dtype)
-
-
-def plain_rms_norm(x: mx.array, eps: float) -> mx.array:
-    """Return `x / sqrt(mean(x²) + eps)` over the last axis of float32 `x`.
-
-    On a CPU few elements are made of fewer operations, to the same bits.
-    """
-    if _is_few(x):
-        return _few_plain(x.shape[-1], eps)(x)
-    return mx.fast.rms_norm(x, None, eps)
-
-
-def _is_few(x: mx.array) -> bool:
-    return x.size <= _FEW_ELEMENTS and not device.is_gpu()
-
-
-def _normed(x: mx.array, dims: int, eps: float) -> mx.array:
-    """Return `x [..., dims]` normed, float32."""
-    x = x.astype(mx.float32)
-    return x * mx.rsqrt(mx.square(x).sum(axis=-1, keepdims=True) * (1 / dims) + eps)
-
-
-@functools.cache
-def _few_plain(dims: int, eps: float) -> Callable[[mx.array], mx.array]:
-    return fused(lambda x: _normed(x, dims, eps))
+    out = rms_norm(gated.reshape(*x.shape[:-1], num_groups, -1), None, eps)
+    return (out.reshape(x.shape) * weight.astype(mx.float32)).astype(rows.dtype)
 
 
 @functools.cache
 def _few_gated(dims: int, eps: float) -> Callable[[mx.array, mx.array, mx.array], mx.array]:
     def norm(x: mx.array, gate: mx.array, weight: mx.array) -> mx.array:
         gate = gate.astype(mx.float32)
-        normed = _normed(x, dims, eps).astype(x.dtype) * weight
-        return (normed * (gate * mx.sigmoid(gate))).astype(x.dtype)
+        out = normed(x, dims, eps).astype(x.dtype) * weight
+        return (out * (gate * mx.sigmoid(gate))).astype(x.dtype)
 
     return fused(norm)
 

@@ -6,17 +6,11 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..metal import launch
-from ..metal.activations import Activation, gated_activation
+from ..metal.activations import Activation, gated_activation, swiglu
 from ..metal.fusion import fused
 from ..metal.layout import gated_projection
 from .joint import JointModule
 from .stream import Delta, Input, Normed
-
-
-@fused
-def swiglu(gate: mx.array, up: mx.array) -> mx.array:
-    """Return `silu(gate) * up`."""
-    return gate * mx.sigmoid(gate) * up
 
 
 @fused
@@ -47,11 +41,6 @@ def gated(layers: JointModule, x: Input, activation: Activation = "silu") -> mx.
         return gated_activation(parts[0], activation)
     gate, up = parts
     return (swiglu if activation == "silu" else geglu)(gate, up)
-
-
-def gated_silu(layers: JointModule, x: Input) -> mx.array:
-    """Return `silu(gate(x)) * up(x)`; see `gated`."""
-    return gated(layers, x)
 
 
 class GatedMLP(JointModule):

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
-
 import attrs
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..metal.fusion import fused
-from ..metal.norms import FEW_ELEMENTS, Norm, is_few, normed, rms_norm, zero_centred_rms_norm
+from ..metal.norms import FEW_ELEMENTS, Norm, rms_norm, zero_centred_rms_norm
 from ..metal.residual import add_rms_norm
 
 __all__ = [
     "FEW_ELEMENTS",
-    "GatedRMSNorm",
     "RMSNorm",
     "UnweightedRMSNorm",
     "ZeroCentredRMSNorm",
-    "l2_norm",
     "rms_norm",
 ]
 
@@ -119,49 +113,3 @@ class UnweightedRMSNorm:
     def __call__(self, x: mx.array) -> mx.array:
         """Return `x [..., dims]` normed over its last axis."""
         return rms_norm(x, None, self.eps)
-
-
-class GatedRMSNorm(nn.Module):
-    """`rms_norm(x) * weight * silu(gate)`: the norm comes before the gate."""
-
-    def __init__(self, dims: int, *, eps: float) -> None:
-        super().__init__()
-        self.weight = mx.ones((dims,))
-        self._eps = eps
-
-    def __call__(self, x: mx.array, gate: mx.array) -> mx.array:
-        """Return `x [..., dims]` normed over its last axis and gated, in its own dtype."""
-        if is_few(x):
-            return _few_gated(x.shape[-1], self._eps)(x, gate, self.weight)
-        out = mx.fast.rms_norm(x, self.weight, self._eps)
-        return (out * nn.silu(gate.astype(mx.float32))).astype(x.dtype)
-
-
-@functools.cache
-def _few_gated(dims: int, eps: float) -> Callable[[mx.array, mx.array, mx.array], mx.array]:
-    def norm(x: mx.array, gate: mx.array, weight: mx.array) -> mx.array:
-        gate = gate.astype(mx.float32)
-        out = normed(x, dims, eps).astype(x.dtype) * weight
-        return (out * (gate * mx.sigmoid(gate))).astype(x.dtype)
-
-    return fused(norm)
-
-
-def l2_norm(x: mx.array, *, eps: float) -> mx.array:
-    """Return `x / sqrt(sum(x²) + eps)` over the last axis.
-
-    One over the root of the width turns an RMS norm into it, and `eps` of a sum is
-    `eps / width` of a mean.
-    """
-    dims = x.shape[-1]
-    if is_few(x):
-        return _few_unit(dims, eps)(x)
-    return mx.fast.rms_norm(x, None, eps / dims) * dims**-0.5
-
-
-@functools.cache
-def _few_unit(dims: int, eps: float) -> Callable[[mx.array], mx.array]:
-    def norm(x: mx.array) -> mx.array:
-        return normed(x, dims, eps / dims).astype(x.dtype) * dims**-0.5
-
-    return fused(norm)

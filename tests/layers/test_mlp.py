@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from mlx.utils import tree_flatten
 
-from neve.layers.mlp import GatedMLP, geglu, swiglu
+from neve.layers.mlp import GatedMLP, geglu
 from neve.layers.norms import RMSNorm
 from neve.layers.stream import Normed
-from neve.metal.activations import Activation
+from neve.metal.activations import Activation, swiglu
 
 pytestmark = pytest.mark.mlx
 

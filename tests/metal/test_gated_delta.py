@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from neve.metal import dispatch, launch
 from neve.metal.gated_delta import Columns, gated_delta, gated_delta_mixed
 
-from neve.metal.gated_delta import _check_mixed, _check_plain  # isort: skip
+from neve.metal.gated_delta import _check_mixed, _check_plain, _unit  # isort: skip
 from neve.testing.kernels import emulator
 from neve.testing.kernels.emulator import HostBackend
 
@@ -229,3 +229,13 @@ def test_the_self_check_passes(dtype: mx.Dtype) -> None:
     """PK-1: kernel and reference agree within what a back end is held to."""
     _check_mixed((dtype,) * 3, (24, 32))
     _check_plain((mx.float32, dtype, mx.float32), (24, 32))
+
+
+@pytest.mark.parametrize("size", [1.0, 1e-3, 1e-5, 0.0])
+def test_eps_is_added_to_the_sum_of_squares(size: float) -> None:
+    """FA-2: `x / sqrt(sum(x²) + eps)`, which for short vectors is not `x / |x|`."""
+    x = np.random.default_rng(0).normal(size=(5, 32)).astype(np.float32) * np.float32(size)
+
+    squares = (x.astype(np.float64) ** 2).sum(axis=-1, keepdims=True)
+    expected = x / np.sqrt(squares + 1e-6)
+    np.testing.assert_allclose(_unit(mx.array(x)), expected, rtol=1e-5)

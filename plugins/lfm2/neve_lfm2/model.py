@@ -12,7 +12,7 @@ import mlx.nn as nn
 from neve.contract.forward import ForwardContext, State, StepBatch
 from neve.layers.heads import HeadShape, Projected
 from neve.layers.joint import JointModule
-from neve.layers.mlp import gated_silu
+from neve.layers.mlp import gated
 from neve.layers.moe import Experts, Routing
 from neve.layers.norms import RMSNorm
 from neve.layers.short_conv import ShortConv
@@ -90,7 +90,7 @@ class DenseMLP(JointModule):
 
     def __call__(self, x: Normed) -> Delta:
         """Return what is added to the stream, for `x [T, dims]`."""
-        return Delta(self.w2, gated_silu(self, x))
+        return Delta(self.w2, gated(self, x))
 
 
 class SparseMLP(nn.Module):

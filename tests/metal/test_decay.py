@@ -4,7 +4,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from neve.layers.decay import decay_between
+from neve.metal.decay import decay_between
 
 pytestmark = pytest.mark.mlx
 

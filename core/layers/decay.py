@@ -1,5 +1,0 @@
-"""Decays between the tokens of a chunk, for families."""
-
-from ..metal.decay import decay_between
-
-__all__ = ["decay_between"]
