@@ -176,7 +176,7 @@ def prefill_attention(
         out = mx.fast.scaled_dot_product_attention(
             queries, k[None], v[None], scale=scale, mask=mask
         )
-        return out[0].swapaxes(0, 1)
+        return out.squeeze(0).swapaxes(0, 1)
     dispatch.record("prefill_attention", "ops")
     grouped = q.swapaxes(0, 1).reshape(1, heads, num_heads // heads, length, dims)
     size = QUERY_TILE if window is None else min(QUERY_TILE, max(MIN_QUERY_TILE, window))

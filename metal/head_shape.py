@@ -45,6 +45,58 @@ Norms: TypeAlias = tuple[Norm | None, Norm | None, Norm | None]
 """Of queries, keys and values; None for none."""
 
 
+@attrs.frozen
+class Making:
+    """How heads are made of a row of joined projections.
+
+    Attributes:
+        query_stride: Elements from one query to the next.
+        turned_dims: Elements of a query or key that are rotated, 0 for none.
+        interleaved: Whether pairs `(2i, 2i+1)` are.
+        norms: Of queries, keys and values: 0 for none, 1 without a weight, 2 by its weight, 3
+            by one more than that.
+        stores: Whether there are keys and values beside the queries.
+    """
+
+    query_stride: int
+    turned_dims: int = 0
+    interleaved: bool = False
+    norms: tuple[int, int, int] = (0, 0, 0)
+    stores: bool = True
+
+    @classmethod
+    def of(cls, shape: HeadShape, turns: Turns | None, norms: Norms) -> Making:
+        """Return how heads of a shape are made."""
+        codes = [
+            0 if norm is None else 1 if norm.weight is None else 2 + norm.zero_centred
+            for norm in norms
+        ]
+        return cls(
+            shape.query_stride,
+            0 if turns is None else turns.dims,
+            turns is not None and turns.interleaved,
+            (codes[0], codes[1], codes[2]),
+            shape.kv_heads > 0,
+        )
+
+    @property
+    def unweighted(self) -> list[str]:
+        """Names that kernels have for weights that are not there."""
+        names = zip(("q_weight", "k_weight", "v_weight"), self.norms, strict=True)
+        return [name for name, code in names if code < 2]
+
+
+def weights_of(norms: Norms) -> list[mx.array]:
+    """Return the norms' weights, those that are there."""
+    weights = (None if norm is None else norm.weight for norm in norms)
+    return [weight for weight in weights if weight is not None]
+
+
+def epsilons_of(norms: Norms) -> list[float]:
+    """Return the norms' epsilons, 0 where there is none."""
+    return [0.0 if norm is None else norm.eps for norm in norms]
+
+
 @attrs.frozen(eq=False)
 class Slots:
     """Where tokens of a step lie in the pages of a group of layers.

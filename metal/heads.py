@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import attrs
 import mlx.core as mx
 
 from . import dispatch
 from .attention import scatter_rows, token_rows
-from .head_shape import HeadShape, Norms, Slots, Turns
+from .head_shape import HeadShape, Making, Norms, Slots, Turns, epsilons_of, weights_of
 from .launch import Kernel, Launch, Template, floats, ints
 from .norms import Norm, ProbeNorm
 from .pages import Pages
@@ -37,9 +37,8 @@ _KERNEL = Kernel(
 _SIMDGROUPS = 4
 _MIN_ELEMENTS = 8  # Metal hands a kernel smaller arrays over as constants
 _PLACES = ("keys", "values", "tables", "rows", "positions")
-_WEIGHTS = ("q_weight", "k_weight", "v_weight")
 
-Kind: TypeAlias = tuple[Any, ...]
+Kind: TypeAlias = tuple[HeadShape, int, mx.Dtype | None, int, Making]
 """Arguments of `_plan` but the first."""
 
 
@@ -114,24 +113,15 @@ def _kind_of(
     turns: Turns | None,
     shape: HeadShape,
     norms: Norms,
-) -> tuple[Kind, list[mx.array | None]]:
-    """Return the kind of the arguments, and the norms' weights."""
-    modes: list[int] = []
-    weights: list[mx.array | None] = []
-    for norm in norms:
-        weight = None if norm is None else norm.weight
-        modes.append(0 if norm is None else 1 if weight is None else 2 + norm.zero_centred)
-        weights.append(weight)
-    turned_dims = 0 if turns is None else turns.dims
-    interleaved = turns is not None and turns.interleaved
-    dtypes = [projected.dtype, *(w.dtype for w in weights if w is not None)]
+) -> Kind:
+    dtypes = {projected.dtype, *(weight.dtype for weight in weights_of(norms))}
     page_size = 0
     if pages is not None:
         page_size = pages.keys.shape[2]
-        dtypes += [pages.keys.dtype, pages.values.dtype]
-    width, same = projected.shape[-1], len(set(dtypes)) == 1
-    dtype = projected.dtype if same else None
-    return (shape, width, dtype, page_size, turned_dims, interleaved, *modes), weights
+        dtypes |= {pages.keys.dtype, pages.values.dtype}
+    dtype = projected.dtype if len(dtypes) == 1 else None
+    making = Making.of(shape, turns, norms)
+    return shape, projected.shape[-1], dtype, page_size, making
 
 
 def prepare_heads_kernel(
@@ -143,9 +133,8 @@ def prepare_heads_kernel(
     norms: Norms,
 ) -> tuple[mx.array, mx.array | None]:
     """Do in one launch what `prepare_heads` does."""
-    kind, weights = _kind_of(projected, pages, turns, shape, norms)
-    plan = _plan(projected.shape[0], *kind)
-    return _launched(plan, projected, pages, slots, turns, norms, weights)
+    plan = _plan(projected.shape[0], *_kind_of(projected, pages, turns, shape, norms))
+    return _launched(plan, projected, pages, slots, turns, norms)
 
 
 def _launched(
@@ -155,7 +144,6 @@ def _launched(
     slots: Slots | None,
     turns: Turns | None,
     norms: Norms,
-    weights: list[mx.array | None],
 ) -> tuple[mx.array, mx.array | None]:
     places, num_pages = [ints(0)], 0
     if pages is not None and slots is not None:
@@ -164,10 +152,9 @@ def _launched(
         num_pages = slots.tables.shape[-1]
     if turns is not None:
         places.append(turns.factors)
-    epsilons = [0.0 if norm is None else norm.eps for norm in norms]
-    numbers = floats(*epsilons, *projected.shape, num_pages)
-    given = (weight for weight in weights if weight is not None)
-    q, token = plan.kernel(projected, *places, *given, numbers, launch=plan.launch)
+    numbers = floats(*epsilons_of(norms), *projected.shape, num_pages)
+    inputs = (projected, *places, *weights_of(norms), numbers)
+    q, token = plan.kernel(*inputs, launch=plan.launch)
     return q, None if pages is None else token
 
 
@@ -196,34 +183,33 @@ def prepare_heads(
     Returns:
         Queries `[T, Hq, D]` and the pages' new token, None without pages.
     """
-    kind, weights = _kind_of(projected, pages, turns, shape, norms)
-    plan = _plan(projected.shape[0], *kind)
+    plan = _plan(projected.shape[0], *_kind_of(projected, pages, turns, shape, norms))
     check = functools.partial(_check, projected, pages, turns, shape, norms)
     if dispatch.takes_kernel(
         "prepare_heads", plan.variant, check, unsupported=plan.unsupported
     ):
-        return _launched(plan, projected, pages, slots, turns, norms, weights)
+        return _launched(plan, projected, pages, slots, turns, norms)
     return prepare_heads_reference(projected, pages, slots, turns, shape, norms)
 
 
 def _unsupported(
-    shape: HeadShape, dtype: mx.Dtype | None, turned_dims: int, interleaved: bool, word: int
+    shape: HeadShape, dtype: mx.Dtype | None, making: Making, word: int
 ) -> str | None:
     """Return why the kernel cannot take such arguments, None if it can."""
     if dtype is None:
         return "projections, norms and pages are of several dtypes"
     if min(shape.head_dim, shape.value_dim) < _MIN_ELEMENTS or shape.head_dim % 2:
         return f"heads of {shape.head_dim} and {shape.value_dim} elements"
-    if 0 < turned_dims < 2 * _MIN_ELEMENTS:
-        return f"a rotation of {turned_dims} elements"
-    if interleaved and word == 1:
+    if 0 < making.turned_dims < 2 * _MIN_ELEMENTS:
+        return f"a rotation of {making.turned_dims} elements"
+    if making.interleaved and word == 1:
         return f"pairs side by side in {shape}"
     return None
 
 
-def _word(shape: HeadShape, width: int, turned_dims: int, interleaved: bool) -> int:
+def _word(shape: HeadShape, width: int, making: Making) -> int:
     """Return how many elements a lane reads at once: few enough that no lane is idle."""
-    half = turned_dims if interleaved else turned_dims // 2
+    half = making.turned_dims if making.interleaved else making.turned_dims // 2
     widest = max(shape.head_dim, shape.value_dim)
     most = 8 if widest > 128 else 4 if widest > 64 else 2
     return math.gcd(width, shape.head_dim, shape.value_dim, shape.query_stride, half, most)
@@ -236,11 +222,9 @@ def _plan(
     width: int,
     dtype: mx.Dtype | None,
     page_size: int,
-    turned_dims: int,
-    interleaved: bool,
-    *modes: int,
+    making: Making,
 ) -> _Plan:
-    word = _word(shape, width, turned_dims, interleaved)
+    word = _word(shape, width, making)
     template: Template = {
         "T": dtype or mx.float32,
         "HQ": shape.num_heads,
@@ -249,11 +233,11 @@ def _plan(
         "DV": shape.value_dim,
         "QS": shape.query_stride,
         "S": max(1, page_size),
-        "ROT": turned_dims,
-        "INTER": interleaved,
-        "QN": modes[0],
-        "KN": modes[1],
-        "VN": modes[2],
+        "ROT": making.turned_dims,
+        "INTER": making.interleaved,
+        "QN": making.norms[0],
+        "KN": making.norms[1],
+        "VN": making.norms[2],
         "V": word,
         "C": -(-max(shape.head_dim, shape.value_dim) // (32 * word)),
     }
@@ -266,12 +250,11 @@ def _plan(
         outputs=[(queries, dtype or mx.float32), ((1,), mx.int32)],
     )
     absent = [] if page_size else [*_PLACES]
-    absent += [] if turned_dims else ["turns"]
-    absent += [name for name, mode in zip(_WEIGHTS, modes, strict=True) if mode < 2]
+    absent += [] if making.turned_dims else ["turns"]
     return _Plan(
-        _unsupported(shape, dtype, turned_dims, interleaved, word),
-        (shape, width, dtype, page_size, turned_dims, interleaved, *modes),
-        _KERNEL.without(*absent),
+        _unsupported(shape, dtype, making, word),
+        (shape, width, dtype, page_size, making),
+        _KERNEL.without(*absent, *making.unweighted),
         launch,
     )
 

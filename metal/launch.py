@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from importlib import resources
 from typing import Any, Protocol, TypeAlias
 
@@ -52,6 +52,20 @@ class Launch:
 
 
 @attrs.frozen
+class Absent:
+    """Names in a body that a launch has nothing for."""
+
+    inputs: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.inputs or self.outputs)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.inputs + self.outputs)
+
+
+@attrs.frozen
 class Kernel:
     """A kernel body, by the name of its file in `src/`.
 
@@ -59,27 +73,34 @@ class Kernel:
         name: Of the file, without `.metal`.
         inputs: Names of its inputs, arrays of at least one dimension.
         outputs: Names of its outputs.
-        absent: Names of further inputs, which the body is compiled not to read. Each input
-            costs the host time at every launch.
+        absent: Names of further inputs and outputs, which the body is compiled not to touch.
+            Each costs the host time at every launch.
     """
 
     name: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    absent: tuple[str, ...] = attrs.field(default=(), kw_only=True)
+    absent: Absent = attrs.field(factory=Absent, kw_only=True)
 
     @property
     def body(self) -> str:
-        """The text of the body; names of absent inputs stand for the first one."""
+        """The text of the body.
+
+        Names of absent inputs stand for the first one, and of absent outputs for the last one.
+        """
         text = source_text(f"{self.name}.metal")
         if not self.absent:
             return text
+        aliases = [f"auto {name} = {self.inputs[0]};" for name in self.absent.inputs]
+        aliases += [f"auto {name} = {self.outputs[-1]};" for name in self.absent.outputs]
         # in the first line, so that a compiler's line numbers stay those of the file
-        aliases = (f"auto {name} = {self.inputs[0]};" for name in self.absent)
         return f"  {' '.join(aliases)}  {text}"
 
     def without(self, *names: str) -> Kernel:
-        """Return the kernel for launches that leave out inputs; the first is always there."""
+        """Return the kernel for launches that leave out inputs and outputs.
+
+        The first input and the last output are always there.
+        """
         return _without(self, names)
 
     def __call__(self, *inputs: mx.array, launch: Launch) -> list[mx.array]:
@@ -96,8 +117,15 @@ class Kernel:
 
 @functools.cache
 def _without(kernel: Kernel, names: tuple[str, ...]) -> Kernel:
-    inputs = tuple(name for name in kernel.inputs if name not in names)
-    return attrs.evolve(kernel, inputs=inputs, absent=names)
+    inputs, outputs = (
+        tuple(name for name in there if name not in names)
+        for there in (kernel.inputs, kernel.outputs)
+    )
+    absent = Absent(
+        tuple(name for name in kernel.inputs if name in names),
+        tuple(name for name in kernel.outputs if name in names),
+    )
+    return attrs.evolve(kernel, inputs=inputs, outputs=outputs, absent=absent)
 
 
 class Backend(Protocol):

@@ -173,7 +173,7 @@ def _attend_with_sinks(
         mask=mask,
         sinks=sinks.astype(q.dtype),
     )
-    return out[0].swapaxes(0, 1)
+    return out.squeeze(0).swapaxes(0, 1)
 
 
 def _probe(

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
-from . import dispatch, paged_plan
+from . import dispatch, launch, paged_plan
+from .head_shape import Making, Norms, Slots, Turns, epsilons_of, weights_of
 from .launch import Kernel, Launch, Output, floats, ints
 from .paged_plan import Shape
 from .paged_reference import Scoring, paged_decode_reference, paged_prefill_reference
@@ -15,11 +16,24 @@ from .pages import Pages, random_pages
 
 _ATTENTION = Kernel(
     "paged_attention",
-    ("q", "keys", "values", "tables", "rows", "positions", "sinks", "fp", "prev"),
-    ("out", "stats"),
+    (
+        "q",
+        "keys",
+        "values",
+        "tables",
+        "rows",
+        "positions",
+        "sinks",
+        "turns",
+        "q_weight",
+        "k_weight",
+        "v_weight",
+        "fp",
+        "prev",
+    ),
+    ("out", "stats", "next"),
 )
 _COMBINE = Kernel("paged_combine", ("parts", "stats", "sinks", "ip"), ("out",))
-_THREADS = 32 * paged_plan.SIMDGROUPS
 _LOG2E = math.log2(math.e)
 
 
@@ -32,7 +46,18 @@ def shape_of(q: mx.array, pages: Pages, scoring: Scoring, length: int | None = N
         capped=scoring.get("softcap") is not None,
         sunk=scoring.get("sinks") is not None,
     )
-    return shape if length is None else shape.tiled(length)
+    return widened(shape if length is None else shape.tiled(length), q.shape[0])
+
+
+def widened(shape: Shape, num_queries: int) -> Shape:
+    """Return the shape for so many queries; wide threadgroups are not tried on Metal.
+
+    There a pipeline with many registers may take fewer threads than these have.
+    """
+    backend = launch.backend()
+    if backend is None or backend.name == "metal":
+        return shape
+    return shape.widened(-(-num_queries // (shape.queries or 1)))
 
 
 def attend(
@@ -60,6 +85,50 @@ def attend(
     Returns:
         `[N, Hq, Dv]`.
     """
+    return _launched(shape, q, pages, Slots(tables, rows, positions), longest, scoring)[0]
+
+
+def attend_made(
+    shape: Shape,
+    projected: mx.array,
+    pages: Pages,
+    slots: Slots,
+    turns: Turns | None,
+    norms: Norms,
+    longest: int,
+    scoring: Scoring,
+) -> tuple[mx.array, mx.array]:
+    """Make heads of projections on the way, and write keys and values to their pages.
+
+    Args:
+        shape: With what `Making.of` returned.
+        projected: `[N, W]`, a row of each sequence.
+        pages: The layer's pools.
+        slots: Where the rows lie in them.
+        turns: Rotation of queries and keys; None for none.
+        norms: Of queries, keys and values.
+        longest: No fewer tokens than the longest context has.
+        scoring: How keys are weighed.
+
+    Returns:
+        `[N, Hq, Dv]`, and the pages' new token.
+    """
+    further = [] if turns is None else [turns.factors]
+    further += weights_of(norms)
+    numbers = (projected.shape[1], *epsilons_of(norms))
+    return _launched(shape, projected, pages, slots, longest, scoring, further, numbers)
+
+
+def _launched(
+    shape: Shape,
+    q: mx.array,
+    pages: Pages,
+    slots: Slots,
+    longest: int,
+    scoring: Scoring,
+    further: Sequence[mx.array] = (),
+    numbers: Sequence[float] = (),
+) -> tuple[mx.array, mx.array]:
     queries, window = shape.queries or 1, scoring.get("window")
     tiles = -(-q.shape[0] // queries)
     visible = longest if window is None else min(longest, window + queries)
@@ -67,30 +136,37 @@ def attend(
     sinks = scoring.get("sinks")
     sink = [] if sinks is None else [sinks.astype(mx.float32)]
     factors = _factors(scoring["scale"], scoring.get("softcap"))
-    least = paged_plan.least_rounds(shape)
-    fp = floats(*factors, tables.shape[1], window or 0, q.shape[0], least)
-    launch = Launch(
+    width, least = slots.tables.shape[1], paged_plan.least_rounds(shape)
+    fp = floats(*factors, width, window or 0, q.shape[0], least, *numbers)
+    threads = 32 * shape.simdgroups
+    launched = Launch(
         template=paged_plan.template_for(shape, splits == 1),
-        grid=(_THREADS * splits, shape.threadgroups, tiles),
-        threadgroup=(_THREADS, 1, 1),
-        outputs=_outputs(shape, q, splits),
+        grid=(threads * splits, shape.threadgroups, tiles),
+        threadgroup=(threads, 1, 1),
+        outputs=_outputs(shape, q.shape[0], splits),
     )
-    pools = (pages.keys, pages.values)
-    inputs = (q, *pools, tables, rows, positions, *sink, fp, pages.token)
-    out, stats = _given(_ATTENTION, shape)(*inputs, launch=launch)
-    return out if splits == 1 else _combine(shape, out, stats, sink, splits)
+    where = (slots.tables, slots.rows, slots.positions)
+    inputs = (q, pages.keys, pages.values, *where, *sink, *further, fp, pages.token)
+    out, *stats, token = _attention(shape, splits)(*inputs, launch=launched)
+    return _combine(shape, out, stats[0], sink, splits) if stats else out, token
 
 
-def _outputs(shape: Shape, q: mx.array, splits: int) -> tuple[Output, Output]:
-    num_queries, num_heads, _ = q.shape
-    lead, v_dims = (num_queries, num_heads), shape.page.v_dims
+def _attention(shape: Shape, splits: int) -> Kernel:
+    """Return the kernel with the inputs and outputs that a shape has."""
+    making = shape.making
+    absent = ["stats"] if splits == 1 else []
+    absent += [] if shape.sunk else ["sinks"]
+    absent += [] if making is not None and making.turned_dims else ["turns"]
+    absent += Making(0).unweighted if making is None else making.unweighted
+    return _ATTENTION.without(*absent)
+
+
+def _outputs(shape: Shape, num_queries: int, splits: int) -> list[Output]:
+    lead, v_dims = (num_queries, shape.page.heads * shape.group), shape.page.v_dims
+    token = ((1,), mx.int32)
     if splits == 1:
-        return ((*lead, v_dims), shape.dtype), ((1,), mx.float32)
-    return ((*lead, splits, v_dims), mx.float32), ((*lead, splits, 2), mx.float32)
-
-
-def _given(kernel: Kernel, shape: Shape) -> Kernel:
-    return kernel if shape.sunk else kernel.without("sinks")
+        return [((*lead, v_dims), shape.dtype), token]
+    return [((*lead, splits, v_dims), mx.float32), ((*lead, splits, 2), mx.float32), token]
 
 
 def _combine(
@@ -98,13 +174,14 @@ def _combine(
 ) -> mx.array:
     num_queries, num_heads, *_, v_dims = parts.shape
     threads = 32 * -(-v_dims // 128)
-    launch = Launch(
+    launched = Launch(
         template={"T": shape.dtype, "DV": v_dims, "SINKS": shape.sunk},
         grid=(threads, num_heads, num_queries),
         threadgroup=(threads, 1, 1),
         outputs=(((num_queries, num_heads, v_dims), shape.dtype),),
     )
-    return _given(_COMBINE, shape)(parts, stats, *sink, ints(splits), launch=launch)[0]
+    kernel = _COMBINE if shape.sunk else _COMBINE.without("sinks")
+    return kernel(parts, stats, *sink, ints(splits), launch=launched)[0]
 
 
 def _factors(scale: float, softcap: float | None) -> tuple[float, float]:

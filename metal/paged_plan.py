@@ -12,17 +12,22 @@ import functools
 import attrs
 import mlx.core as mx
 
+from .head_shape import Making
 from .launch import Template
 from .pages import FLOATS, Layout
 
 SIMDGROUPS = 4
-"""Simdgroups of a threadgroup."""
+"""Simdgroups of a threadgroup, unless there are few threadgroups."""
+STAGED = 5120
+"""Elements of results that threadgroup memory has room for."""
 PROCESSORS = 132
 """Of a large GPU; a smaller one merely gets more threadgroups than it needs."""
 SHORTEST_SPLIT = 128
 """Tokens below which a split is not worth its threadgroup."""
 UNSPLIT = 512
 """Tokens up to which a context is one piece: a second launch costs more than splits gain."""
+_WORD = 8
+"""Elements of 16 bytes, if they are of two."""
 MOST_SPLITS = 128
 SLACK = 1.05
 """How much longer than the best number of splits a smaller one may take."""
@@ -40,6 +45,8 @@ class Shape:
         sunk: Whether there are sinks.
         queries: Consecutive queries of one sequence in a tile; None in decoding, where each
             query is a sequence's only one.
+        making: How heads are made of projections on the way; None where queries are given.
+        simdgroups: Of a threadgroup, a multiple of four.
     """
 
     dtype: mx.Dtype
@@ -48,6 +55,8 @@ class Shape:
     capped: bool
     sunk: bool
     queries: int | None = None
+    making: Making | None = None
+    simdgroups: int = SIMDGROUPS
 
     @property
     def unsupported(self) -> str | None:
@@ -100,9 +109,25 @@ class Shape:
 
     @property
     def resident(self) -> int:
-        """Threadgroups for which a processor has registers (107, 161, 247 of a thread)."""
-        held = -(-self.pairs // self.parts) * self.vector
-        return 4 if held <= 16 else 3 if held <= 32 else 2
+        """Threadgroups for which a processor has registers (122, 168, 255 of a thread)."""
+        simdgroups = 16 if self._held <= 16 else 12 if self._held <= 32 else 8
+        return max(1, simdgroups // self.simdgroups)
+
+    @property
+    def _held(self) -> int:
+        """Elements of queries that a lane keeps, and as many of sums."""
+        return -(-self.pairs // self.parts) * self.vector
+
+    def widened(self, tiles: int) -> Shape:
+        """Return the shape for so many tiles: few threadgroups are larger ones.
+
+        They go through their context in fewer rounds. Registers allow more than that, but how
+        many a compiler takes is not known, and a launch with too many fails.
+        """
+        if tiles * self.threadgroups > PROCESSORS // 4:
+            return self
+        room = STAGED // self.page.v_dims // SIMDGROUPS * SIMDGROUPS
+        return attrs.evolve(self, simdgroups=min(12 if self._held <= 16 else 8, room))
 
     def tiled(self, length: int) -> Shape:
         """Return the shape for a slice: few sizes of tiles, for each is compiled anew."""
@@ -118,6 +143,7 @@ class Shape:
 @functools.lru_cache(maxsize=256)
 def template_for(shape: Shape, single: bool) -> Template:
     """Return a shape's compile-time constants, for contexts in one piece or in splits."""
+    making = shape.making or Making(query_stride=shape.page.dims)
     return {
         "T": shape.dtype,
         "D": shape.page.dims,
@@ -135,7 +161,15 @@ def template_for(shape: Shape, single: bool) -> Template:
         "U": shape.unroll,
         "GT": -(-shape.pairs // shape.parts),
         "HS": shape.sharing,
-        "NSG": SIMDGROUPS,
+        "NSG": shape.simdgroups,
+        "MAKES": shape.making is not None,
+        "STORES": making.stores,
+        "QS": making.query_stride,
+        "ROT": making.turned_dims,
+        "INTER": making.interleaved,
+        "QN": making.norms[0],
+        "KN": making.norms[1],
+        "VN": making.norms[2],
     }
 
 
@@ -158,5 +192,19 @@ def num_splits(shape: Shape, tiles: int, longest: int) -> int:
 
 def least_rounds(shape: Shape) -> int:
     """Return how often a threadgroup has to take tokens before another is worth starting."""
-    tokens = 32 // shape.lanes * shape.unroll * (SIMDGROUPS // shape.sharing)
+    tokens = 32 // shape.lanes * shape.unroll * (shape.simdgroups // shape.sharing)
     return -(-SHORTEST_SPLIT // tokens)
+
+
+def makes_heads(shape: Shape, width: int) -> bool:
+    """Return whether a threadgroup makes heads itself, of rows of `width` elements.
+
+    Lanes load whole words of a row, all of whose elements are rotated or none, and one
+    threadgroup has all queries of a key.
+    """
+    making = shape.making
+    if making is None or shape.unsupported is not None:
+        return False
+    turned = making.turned_dims if making.interleaved else making.turned_dims // 2
+    aligned = width % _WORD == making.query_stride % _WORD == turned % shape.vector == 0
+    return aligned and shape.threadgroups == shape.page.heads

@@ -12,7 +12,9 @@ from ..contract.forward import StepBatch
 from ..contract.heads import Projected
 from ..contract.layer_spec import SlidingWindow
 from ..layers.rope import Rotation
-from ..metal.heads import HeadShape, Norms, Slots, Turns, prepare_heads
+from ..metal.decode_projected import decode_projected
+from ..metal.head_shape import HeadShape, Norms, Slots, Turns
+from ..metal.heads import prepare_heads
 from ..metal.paged_attention import Scoring, paged_decode, paged_prefill
 from ..metal.pages import GroupPages
 
@@ -96,8 +98,7 @@ class KernelAttention:
             return self._attend(owner, q, scale, softcap)
         shape = HeadShape(q.shape[1], k.shape[1], q.shape[2], v.shape[2])
         projected = mx.concatenate([x.flatten(1) for x in (q, k, v)], axis=-1)
-        q = self._store(owner, projected, shape, None, (None, None, None))
-        return self._attend(owner, q, scale, softcap)
+        return self._make(owner, projected, shape, None, (None, None, None), scale, softcap)
 
     def attend_projected(
         self,
@@ -110,8 +111,52 @@ class KernelAttention:
         """Make heads, store, attend; see `ForwardContext.attend_projected`."""
         turns = None if projected.rope is None else rotation.turns(projected.rope)
         norms = (projected.q_norm, projected.k_norm, projected.v_norm)
-        q = self._store(owner, projected.joined, projected.shape, turns, norms)
-        return self._attend(owner, q, scale, softcap)
+        return self._make(
+            owner, projected.joined, projected.shape, turns, norms, scale, softcap
+        )
+
+    def _make(
+        self,
+        owner: Owned,
+        projected: mx.array,
+        shape: HeadShape,
+        turns: Turns | None,
+        norms: Norms,
+        scale: float,
+        softcap: float | None,
+    ) -> mx.array:
+        """Make heads, store, attend: in one launch where each row has one token."""
+        if self._batch.num_decode_rows < len(self._batch.segments):
+            q = self._store(owner, projected, shape, turns, norms)
+            return self._attend(owner, q, scale, softcap)
+        out, token = decode_projected(
+            projected,
+            self._groups[owner.group].layer(owner.ordinal),
+            self._slots(owner),
+            turns,
+            shape=shape,
+            norms=norms,
+            longest=self._rows.longest,
+            **self._scoring(owner, scale, softcap),
+        )
+        if shape.kv_heads:
+            self._written(owner, token)
+        return out
+
+    def _slots(self, owner: Owned) -> Slots:
+        table = self._tables[owner.group]
+        return Slots(table, self._rows.of_tokens, self._batch.positions)
+
+    def _scoring(self, owner: Owned, scale: float, softcap: float | None) -> Scoring:
+        spec = self._layout.groups[owner.group]
+        window = spec.window if isinstance(spec, SlidingWindow) else None
+        return Scoring(scale=scale, softcap=softcap, window=window)
+
+    def _written(self, owner: Owned, token: mx.array) -> None:
+        """Take the token of what was written."""
+        group = self._groups[owner.group]
+        self.in_place = self.in_place and token is not group.token
+        group.token = token
 
     def _store(
         self,
@@ -124,24 +169,20 @@ class KernelAttention:
         """Make heads, write those of keys and values, and return the queries."""
         if not shape.kv_heads:
             return prepare_heads(projected, None, None, turns, shape=shape, norms=norms)[0]
-        group, table = self._groups[owner.group], self._tables[owner.group]
-        pages = group.layer(owner.ordinal)
-        slots = Slots(table, self._rows.of_tokens, self._batch.positions)
+        pages = self._groups[owner.group].layer(owner.ordinal)
+        slots = self._slots(owner)
         q, token = prepare_heads(projected, pages, slots, turns, shape=shape, norms=norms)
         assert token is not None
-        self.in_place = self.in_place and token is not group.token
-        group.token = token
+        self._written(owner, token)
         return q
 
     def _attend(
         self, owner: Owned, q: mx.array, scale: float, softcap: float | None
     ) -> mx.array:
-        spec = self._layout.groups[owner.group]
-        window = spec.window if isinstance(spec, SlidingWindow) else None
         pages = self._groups[owner.group].layer(owner.ordinal)
         table, n = self._tables[owner.group], self._batch.num_decode_rows
         rows, positions = self._rows.of_tokens, self._batch.positions
-        scoring = Scoring(scale=scale, softcap=softcap, window=window)
+        scoring = self._scoring(owner, scale, softcap)
         parts: list[mx.array] = []
         if n:
             parts.append(

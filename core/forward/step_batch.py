@@ -48,7 +48,8 @@ def _ids(rows: Sequence[RowInput], sampled: mx.array | None) -> mx.array:
     parts: list[mx.array] = []
     if sources:
         assert sampled is not None
-        parts.append(sampled[mx.array(sources)])
+        same = sources == list(range(sampled.shape[0]))
+        parts.append(sampled if same else sampled[mx.array(sources)])
     if known:
         parts.append(mx.array(known, mx.int32))
     return parts[0] if len(parts) == 1 else mx.concatenate(parts)

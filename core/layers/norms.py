@@ -68,10 +68,12 @@ class ResidualNorm(nn.Module):
         Args:
             x: The stream, `[T, dims]`.
             delta: What is to be added; None if there was no block.
-            rows: Indices `[R]` of the rows.
+            rows: Indices `[R]` of the rows, ascending.
             after: A norm of `delta` before it is added.
         """
-        return self.add(x[rows], None if delta is None else delta[rows], after=after)[1]
+        if rows.shape[0] < x.shape[0]:
+            x, delta = x[rows], None if delta is None else delta[rows]
+        return self.add(x, delta, after=after)[1]
 
 
 class RMSNorm(ResidualNorm):

@@ -1,13 +1,20 @@
 // Attention of a tile of queries of one sequence over its pages; partial results, if split.
 // q [N, HQ, D]  keys [B, HK, S, D]  values [B, HK, S, DV]  tables [R, W]  rows, positions [N]
-// sinks [HQ] f32
+// sinks [HQ] f32   prev [1] int32
 // fp = {factor on q, bound of the scores, W, window (0: none), N, least rounds of a split},
 // the first two so that exp2 of a score is its weight
 // out [N, HQ, DV] T; or, if not SINGLE, f32 [N, HQ, splits, DV], stats [N, HQ, splits, 2] f32
+// next [1] int32 = prev + 1
+// If MAKES, q is [N, PW]: queries QS apart, which are to be normed and turned first. If STORES,
+// keys and values follow them, and are written to their pages, in place, by who reads them there.
+// turns [N, ROT] float32: cosines, then sines   q_weight, k_weight [D]   v_weight [DV]
+// fp goes on with {PW, eps of queries, of keys, of values}
 // template T, D, DV, S, HK, G (heads a key head), QT (queries a tile), CAUSAL, CAP, SINKS,
 //   SINGLE, VEC (elements a lane), LPT (lanes a token), U (tokens a lane takes at once, a
 //   power of two up to LPT),
-//   GT (pairs of query and head a simdgroup), HS (simdgroups that share their tokens), NSG
+//   GT (pairs of query and head a simdgroup), HS (simdgroups that share their tokens), NSG,
+//   MAKES, STORES, QS, ROT (turned elements, 0 for none), INTER (pairs 2i, 2i + 1), QN, KN, VN (norms:
+//   0 none, 1 unweighted, 2 weighted, 3 weighted by 1 + weight)
 // grid (32 * NSG * splits, HK * groups of pairs, tiles), threadgroup (32 * NSG, 1, 1)
   constexpr int TOKENS = 32 / LPT;               // of a simdgroup at once
   constexpr int CHUNK = TOKENS * U;
@@ -65,15 +72,128 @@
     for (int e = 0; e < VEC; ++e) {
       acc[r * VEC + e] = 0.0f;
     }
-    const long head = (long(first_query) + query) * (HK * G) + hk * G + pair % G;
-    mkx_load<VEC>(q + (head * D + k_element), qr + r * VEC);
+    if (!MAKES) {
+      const long head = (long(first_query) + query) * (HK * G) + hk * G + pair % G;
+      mkx_load<VEC>(q + (head * D + k_element), qr + r * VEC);
 #pragma unroll
-    for (int e = 0; e < VEC; ++e) {
-      qr[r * VEC + e] = element < D ? qr[r * VEC + e] * fp[0] : 0.0f;
+      for (int e = 0; e < VEC; ++e) {
+        qr[r * VEC + e] = element < D ? qr[r * VEC + e] * fp[0] : 0.0f;
+      }
     }
+  }
+  if (split == 0 && tile == 0 && int(threadgroup_position_in_grid.y) == 0 && sg == 0 && lane == 0) {
+    next[0] = prev[0] + 1;
   }
 
   auto table = tables + long(rows[CAUSAL ? 0 : tile]) * width;
+  if (MAKES) {
+    // Each simdgroup makes the queries that it needs, and one thing more: key or value. Both are
+    // wanted once, by the split that has the token.
+    constexpr int HALF = ROT / 2;
+    const bool is_v = sg % 2 == 1;
+    const int block = position < 0 ? 0 : table[position / S];
+    const bool keeps = sg < 2 && token == 0 && block > 0 && position >= from && position < to;
+    const bool turned = element < ROT;
+    const bool leads = INTER || element < HALF;
+    const int beside = leads ? element + HALF : element - HALF;
+    auto row = q + long(tile) * int(fp[6]);
+    auto turn = turns + long(tile) * ROT;
+    float c[VEC];
+    float s[VEC];
+    float q_gain[VEC];
+    float q_gain_beside[VEC];
+#pragma unroll
+    for (int e = 0; e < VEC; ++e) {
+      c[e] = 1.0f;
+      s[e] = 0.0f;
+      q_gain[e] = 1.0f;
+      q_gain_beside[e] = 1.0f;
+    }
+    if (turned) {
+      if (INTER) {
+        mkx_load<VEC / 2>(turn + element / 2, c);
+        mkx_load<VEC / 2>(turn + (HALF + element / 2), s);
+      } else {
+        mkx_load<VEC>(turn + (leads ? element : beside), c);
+        mkx_load<VEC>(turn + (leads ? beside : element), s);
+      }
+    }
+    if (QN >= 2) {
+      mkx_load<VEC>(q_weight + k_element, q_gain);
+      mkx_load<VEC>(q_weight + (turned && !INTER ? beside : k_element), q_gain_beside);
+    }
+#pragma unroll
+    for (int r = 0; r < GT + (STORES ? 1 : 0); ++r) {
+      const bool is_q = r < GT;
+      const bool turns_here = turned && (is_q || !is_v);
+      const int dims = !is_q && is_v ? DV : D;
+      const int norm = is_q ? QN : is_v ? VN : KN;
+      const int mine = element < dims ? element : 0;
+      const int other = turns_here && !INTER ? beside : mine;
+      int first = HK * G * QS + (is_v ? HK * D + hk * DV : hk * D);
+      if (is_q) {
+        first = (hk * G + min(first_pair + r, G - 1)) * QS;
+      }
+      float x[VEC];
+      float z[VEC];
+      float gain[VEC];
+      float gain_beside[VEC];
+      mkx_load<VEC>(row + (first + mine), x);
+      mkx_load<VEC>(row + (first + other), z);
+#pragma unroll
+      for (int e = 0; e < VEC; ++e) {
+        gain[e] = is_q ? q_gain[e] : 1.0f;
+        gain_beside[e] = is_q ? q_gain_beside[e] : 1.0f;
+      }
+      if (!is_q && norm >= 2) {
+        auto weight = is_v ? v_weight : k_weight;
+        mkx_load<VEC>(weight + mine, gain);
+        mkx_load<VEC>(weight + other, gain_beside);
+      }
+      float inverse = 1.0f;
+      if (QN > 0 || KN > 0 || VN > 0) {
+        float squares = 0.0f;
+#pragma unroll
+        for (int e = 0; e < VEC; ++e) {
+          squares += element < dims ? x[e] * x[e] : 0.0f;
+        }
+#pragma unroll
+        for (int step = LPT / 2; step > 0; step /= 2) {
+          squares += simd_shuffle_xor(squares, step);
+        }
+        const float eps = is_q ? fp[7] : is_v ? fp[9] : fp[8];
+        inverse = norm > 0 ? metal::precise::rsqrt(squares / float(dims) + eps) : 1.0f;
+      }
+      const float centre = norm == 3 ? 1.0f : 0.0f;
+#pragma unroll
+      for (int e = 0; e < VEC; ++e) {
+        x[e] *= inverse * (gain[e] + centre);
+        z[e] *= inverse * (gain_beside[e] + centre);
+      }
+      float made[VEC];
+#pragma unroll
+      for (int e = 0; e < VEC; ++e) {
+        const float partner = INTER ? x[e ^ 1] : z[e];
+        const bool minus = INTER ? e % 2 == 0 : leads;
+        const int at = INTER ? e / 2 : e;
+        const float rotated = x[e] * c[at] + (minus ? -partner : partner) * s[at];
+        made[e] = turns_here ? rotated : x[e];
+      }
+      if (is_q) {
+#pragma unroll
+        for (int e = 0; e < VEC; ++e) {
+          const float rounded = float(T(made[e]));       // as it would be if it were stored
+          qr[(is_q ? r : 0) * VEC + e] = element < D ? rounded * fp[0] : 0.0f;
+        }
+      } else if (keeps && element < dims) {
+        auto pool = is_v ? mkx_mutable(values) : mkx_mutable(keys);
+        mkx_store<VEC>(pool + (((long(block) * HK + hk) * S + position % S) * dims + element), made);
+      }
+    }
+    if (STORES) {
+      threadgroup_barrier(mem_flags::mem_device);
+    }
+  }
   const int last_entry = max(to - 1, 0) / S;           // behind it lies garbage
   int base = from + strand * CHUNK;
   int ids[IDS];

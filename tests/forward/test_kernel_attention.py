@@ -245,6 +245,24 @@ def test_long_contexts_are_split(
     assert_close(actual, run(model, lanes["flat"](layout), steps))
 
 
+def test_rows_of_one_token_are_one_launch_a_layer(
+    lanes: Lanes, run: Run, make_model: Make, make_part: Make
+) -> None:
+    """PK-1: heads are made by the launch that attends with them, but not beside a slice."""
+    layout = LAYOUTS["aliases"]
+    model, paged = make_model(layout, projected=True), lanes["paged"](layout)
+    run(model, paged, [[make_part(name, prompt(name, 3))] for name in "ab"])
+    ones = [make_part(name, prompt(name, 4)[3:]) for name in "ab"]
+    decoded, mixed = Watched(), Watched()
+    with launch.using(decoded):
+        run(model, paged, [ones])
+    with launch.using(mixed):
+        run(model, paged, [[make_part("a", prompt("a", 5)[4:]), make_part("c", [1, 2])]])
+
+    assert decoded.kernels == ["paged_attention"] * 5
+    assert mixed.kernels.count("prepare_heads") == 5
+
+
 class Watched:
     """The host, which notes what it runs."""
 
@@ -252,12 +270,12 @@ class Watched:
     self_checks = False
 
     def __init__(self) -> None:
-        self.kernels: set[str] = set()
+        self.kernels: list[str] = []
 
     def launch(
         self, kernel: Kernel, inputs: Sequence[mx.array], launch: Launch
     ) -> list[mx.array]:
-        self.kernels.add(kernel.name)
+        self.kernels.append(kernel.name)
         return HostBackend(orders=(0,)).launch(kernel, inputs, launch)
 
 

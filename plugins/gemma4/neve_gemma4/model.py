@@ -115,7 +115,7 @@ class Trunk(nn.Module):
         first, rest = range(self._num_own_layers), range(self._num_own_layers, len(self.layers))
         x = self._run(first, x, own_inputs, context)
         if rows.size == x.shape[0]:
-            return self.norm(self._run(rest, x, own_inputs, context)[rows])
+            return self.norm(self._run(rest, x, own_inputs, context))
         # the rest keeps nothing, so of the step it owes only the rows that are asked for
         if not rows.size:
             return x[rows]

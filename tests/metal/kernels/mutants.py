@@ -190,6 +190,43 @@ MUTANTS: Mapping[str, Sequence[Mutant]] = {
         Mutant("too small an array", "sm_sum[NSG * GT];", "sm_sum[NSG * GT - 1];"),
         Mutant("queries past the end", " && query < num_queries", "", "prefill"),
         Mutant("a lane left out", "sum[r] += simd_shuffle_xor(sum[r], step);", ""),
+        Mutant(
+            "no barrier behind what is stored",
+            "threadgroup_barrier(mem_flags::mem_device);",
+            "",
+            "projected",
+        ),
+        Mutant("the null page written", "block > 0 && position >=", "position >=", "projected"),
+        Mutant("a token of its own", "prev[0] + 1", "1", "projected"),
+        Mutant("the stride of queries", "G - 1)) * QS", "G - 1)) * D", "pairs"),
+        Mutant("where keys begin", "HK * G * QS + (is_v", "HK * G * D + (is_v", "pairs"),
+        Mutant("the place in a page", "* S + position % S", "* S", "projected"),
+        Mutant(
+            "values among the keys", "is_v ? mkx_mutable(values)", "is_v ? mkx_mutable(keys)"
+        ),
+        Mutant(
+            "a lane's own squares", "squares += simd_shuffle_xor(squares, step);", "", "halves"
+        ),
+        Mutant("a sum for a mean", "squares / float(dims)", "squares", "halves"),
+        Mutant("the epsilon of keys", "is_q ? fp[7]", "is_q ? fp[8]", "halves"),
+        Mutant("a weight around zero", "norm == 3 ? 1.0f", "norm == 3 ? 0.0f", "pairs"),
+        Mutant(
+            "the turn's direction", "minus ? -partner : partner", "minus ? partner : -partner"
+        ),
+        Mutant("the partner of an element", "row + (first + other)", "row + (first + mine)"),
+        Mutant(
+            "the weight of a query's partner",
+            "q_weight + (turned && !INTER ? beside : k_element)",
+            "q_weight + k_element",
+            "halves",
+        ),
+        Mutant("the weight of a key's partner", "weight + other", "weight + mine", "halves"),
+        Mutant("values turned", "turned && (is_q || !is_v)", "turned", "projected"),
+        Mutant("queries not scaled", "rounded * fp[0]", "rounded", "projected"),
+        Mutant("the row before", "q + long(tile) * int(fp[6])", "q", "projected"),
+        Mutant("the turn of another row", "turns + long(tile) * ROT", "turns", "halves"),
+        Mutant("the queries of one key head", "(hk * G + min(first", "(min(first", "projected"),
+        Mutant("the key of one head", "hk * DV : hk * D)", "hk * DV : 0)", "projected"),
     ),
     "paged_combine": (
         Mutant("the first split left out", "j = lane; j < splits", "j = lane + 1; j < splits"),
