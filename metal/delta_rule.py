@@ -165,14 +165,19 @@ def _scan(tokens: Sequence[mx.array], state: mx.array, width: int) -> tuple[mx.a
     parts: list[mx.array] = []
     steps = (recall, target, upto, left, since_start[..., -1:, :])
     for recall_c, target_c, upto_c, left_c, g_c in zip(
-        *(x.split(x.shape[0]) for x in steps), strict=True
+        *(_one_by_one(x) for x in steps), strict=True
     ):
-        recalled = recall_c[0] @ state.swapaxes(-1, -2)
-        u = target_c[0] - recalled[..., :width, :]
-        parts.append(recalled[..., width:, :] + upto_c[0] @ u)
-        state = state * g_c[0] + u.swapaxes(-1, -2) @ left_c[0]
+        recalled = recall_c @ state.swapaxes(-1, -2)
+        u = target_c - recalled[..., :width, :]
+        parts.append(recalled[..., width:, :] + upto_c @ u)
+        state = state * g_c + u.swapaxes(-1, -2) @ left_c
     out = parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=-2)
     return out[..., :length, :], state
+
+
+def _one_by_one(x: mx.array) -> list[mx.array]:
+    """Return views `x[i]` of a chunk each; an index would gather copies."""
+    return [chunk.squeeze(0) for chunk in x.split(x.shape[0])]
 
 
 def _chunked(x: mx.array, width: int) -> mx.array:

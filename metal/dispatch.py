@@ -165,4 +165,4 @@ def _gist(error: Exception) -> str:
 def _say(operation: str, reason: str) -> None:
     if (operation, reason) not in _SAID:
         _SAID.add((operation, reason))
-        _LOG.warning("%s runs as MLX operations: %s", operation, reason)
+        _LOG.warning("%s runs without its kernel: %s", operation, reason)

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -281,3 +283,15 @@ def test_a_scatter_keeps_the_pools_dtype() -> None:
 
     assert pool.dtype == mx.bfloat16
     assert mx.array_equal(pool[1:, :, 0], x.astype(mx.bfloat16))
+
+
+@pytest.mark.parametrize("window", [None, 5])
+def test_mlx_attention_copies_no_result(window: int | None, monkeypatch: Any) -> None:
+    """PK-1: what MLX's fused attention returns is turned by views; an index would gather it."""
+    monkeypatch.setattr(attention, "_fused", lambda *_: True)
+    q, k, v = (mx.zeros(shape) for shape in ((6, 4, 8), (2, 9, 8), (2, 9, 8)))
+    graph = io.StringIO()
+    mx.export_to_dot(graph, prefill_attention(q, k, v, scale=1.0, window=window))
+
+    assert "Squeeze" in graph.getvalue()
+    assert "Gather" not in graph.getvalue()

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import math
 from typing import Any
 
@@ -245,6 +246,26 @@ def test_a_long_slice_attends_to_gathered_pages(scoring: Any) -> None:
     one_by_one = (mx.full(30, 1, mx.int32), mx.arange(93, 123))
 
     assert_close(actual, naive(q, c.pages, c.tables, *one_by_one, **scoring), mx.float32)
+
+
+@pytest.mark.parametrize("window", [None, 9])
+def test_attention_with_sinks_copies_no_result(window: int | None) -> None:
+    """PK-1: what MLX's attention returns is turned by views; an index would gather it."""
+    c, graph = case(), io.StringIO()
+    row, at = mx.array([1], mx.int32), mx.array([93], mx.int32)
+    with launch.using(emulator.HostBackend(orders=(0,))):
+        out = paged_prefill(
+            mx.zeros((30, 4, 32)),
+            *(c.pages, c.tables, row, at),
+            start=93,
+            scale=SCALE,
+            sinks=mx.zeros(4),
+            window=window,
+        )
+    mx.export_to_dot(graph, out)
+
+    assert "Squeeze" in graph.getvalue()
+    assert "Gather" not in graph.getvalue()
 
 
 @pytest.mark.parametrize("scoring", [{}, {"window": 9}, {"softcap": 1.5}])
