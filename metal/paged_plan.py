@@ -100,7 +100,7 @@ class Shape:
 
     @property
     def resident(self) -> int:
-        """Threadgroups for which a processor has registers (107, 161, 247 of a thread)."""
+        """Threadgroups for which a processor has registers (128, 168, 255 of a thread)."""
         held = -(-self.pairs // self.parts) * self.vector
         return 4 if held <= 16 else 3 if held <= 32 else 2
 
