@@ -109,7 +109,7 @@ class Shape:
 
     @property
     def resident(self) -> int:
-        """Threadgroups for which a processor has registers (122, 168, 255 of a thread)."""
+        """Threadgroups for which a processor has registers (128, 168, 255 of a thread)."""
         simdgroups = 16 if self._held <= 16 else 12 if self._held <= 32 else 8
         return max(1, simdgroups // self.simdgroups)
 

@@ -36,6 +36,7 @@ __device__ inline float sqrt(float x) { return ::sqrtf(x); }
 __device__ inline float rsqrt(float x) { return ::rsqrtf(x); }
 __device__ inline float fma(float a, float b, float c) { return ::fmaf(a, b, c); }
 __device__ inline float abs(float x) { return ::fabsf(x); }
+namespace fast { __device__ inline float exp2(float x) { float y; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; } }
 namespace precise { using metal::exp; using metal::exp2; using metal::log; using metal::tanh; using metal::sqrt; using metal::rsqrt; }
 }
 using metal::mem_flags;
@@ -49,6 +50,8 @@ template <typename T> __device__ inline T simd_shuffle_up(T x, unsigned short d)
 template <typename T> __device__ inline T simd_sum(T x) { for (int m = 16; m; m >>= 1) x += __shfl_xor_sync(0xffffffffu, x, m); return x; }
 template <typename T> __device__ inline T simd_max(T x) { for (int m = 16; m; m >>= 1) { T y = __shfl_xor_sync(0xffffffffu, x, m); x = y > x ? y : x; } return x; }
 template <typename T> __device__ inline T simd_min(T x) { for (int m = 16; m; m >>= 1) { T y = __shfl_xor_sync(0xffffffffu, x, m); x = y < x ? y : x; } return x; }
+__device__ inline bool simd_any(bool x) { return __any_sync(0xffffffffu, x); }
+template <int W, typename T> __device__ inline T mkx_shuffle(T x, int, int l) { return __shfl_sync(0xffffffffu, x, l, W); }
 template <typename T> __device__ inline T* mkx_mutable(const T* p) { return const_cast<T*>(p); }
 
 // Words of up to 16 bytes, each one memory transaction of a thread.
@@ -84,4 +87,33 @@ template <int N, typename T> __device__ inline void mkx_store(T* p, const float*
     for (int j = 0; j < EACH; ++j) e[j] = T(r[i * EACH + j]);
     reinterpret_cast<word*>(p)[i] = w;
   }
+}
+
+// Elements as they lie: words that are under way while others are worked on.
+template <int N, typename T> __device__ inline void mkx_fetch(const T* p, uint* w) {
+  static_assert(N * sizeof(T) % 16 == 0, "whole words of 16 bytes");
+#pragma unroll
+  for (int i = 0; i < N * int(sizeof(T)) / 16; ++i) {
+    const uint4 x = reinterpret_cast<const uint4*>(p)[i];
+    w[4 * i] = x.x;
+    w[4 * i + 1] = x.y;
+    w[4 * i + 2] = x.z;
+    w[4 * i + 3] = x.w;
+  }
+}
+namespace mkx {
+template <typename T> struct packed {
+  static constexpr int EACH = 4 / int(sizeof(T));
+  __device__ static float at(uint w, int i) { return float(reinterpret_cast<const T*>(&w)[i]); }
+};
+// the upper half of a float: an instruction an element, where a conversion takes one and a half
+template <> struct packed<__nv_bfloat16> {
+  static constexpr int EACH = 2;
+  __device__ static float at(uint w, int i) { return __uint_as_float(i ? w & 0xffff0000u : w << 16); }
+};
+}
+template <int N, typename T> __device__ inline void mkx_unpack(const uint* w, float* r) {
+  constexpr int EACH = mkx::packed<T>::EACH;
+#pragma unroll
+  for (int i = 0; i < N; ++i) r[i] = mkx::packed<T>::at(w[i / EACH], i % EACH);
 }

@@ -40,3 +40,35 @@ METAL_FUNC void mkx_store(device T* p, const thread float* r) {
     }
   }
 }
+
+// N consecutive elements as they lie, 16 bytes or a multiple. p is aligned to 16 bytes.
+template <int N, typename T>
+METAL_FUNC void mkx_fetch(const device T* p, thread uint* w) {
+  for (int i = 0; i < N * int(sizeof(T)) / 16; ++i) {
+    metal::vec<uint, 4> v = reinterpret_cast<const device metal::vec<uint, 4>*>(p)[i];
+    for (int j = 0; j < 4; ++j) {
+      w[4 * i + j] = v[j];
+    }
+  }
+}
+
+// N elements that mkx_fetch brought, to float32.
+template <int N, typename T>
+METAL_FUNC void mkx_unpack(const thread uint* w, thread float* r) {
+  constexpr int EACH = 8 / int(sizeof(T));
+  for (int i = 0; i < N / EACH; ++i) {
+    metal::vec<uint, 2> bits;
+    bits[0] = w[2 * i];
+    bits[1] = w[2 * i + 1];
+    metal::vec<T, EACH> v = as_type<metal::vec<T, EACH>>(bits);
+    for (int j = 0; j < EACH; ++j) {
+      r[EACH * i + j] = float(v[j]);
+    }
+  }
+}
+
+// x of lane i among the W lanes, a power of two, that this one belongs to.
+template <int W, typename T>
+METAL_FUNC T mkx_shuffle(T x, int lane, int i) {
+  return metal::simd_shuffle(x, ushort(lane / W * W + i));
+}

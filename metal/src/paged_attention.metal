@@ -85,6 +85,26 @@
     next[0] = prev[0] + 1;
   }
 
+  constexpr int WORDS = VEC * int(sizeof(T)) / 4;      // of a lane's part of a key or value
+  constexpr int APART = (GT & -GT) < LPT / U ? (GT & -GT) : LPT / U;
+  constexpr int SPREAD = U * APART;              // lanes over which a chunk's scores are spread,
+  constexpr int OWN = GT / APART;                // so many pairs of one token in each
+  constexpr float SLACK = 8.0f;                  // weights reach 2^SLACK before all is rescaled
+  const int own_pair = lane % LPT / (LPT / SPREAD) % APART * OWN;
+  float own_most[OWN];                           // what weights are relative to
+  float own_sum[OWN];
+  int own_last[OWN];
+#pragma unroll
+  for (int k = 0; k < OWN; ++k) {
+    own_most[k] = most[k];
+    own_sum[k] = sum[k];
+    own_last[k] = last[k];
+#pragma unroll
+    for (int r = OWN; r < GT; r += OWN) {
+      own_last[k] = r == own_pair ? last[r + k] : own_last[k];
+    }
+  }
+
   auto table = tables + long(rows[CAUSAL ? 0 : tile]) * width;
   if (MAKES) {
     // Each simdgroup makes the queries that it needs, and one thing more: key or value. Both are
@@ -199,122 +219,174 @@
   int ids[IDS];
 #pragma unroll
   for (int i = 0; i < IDS; ++i) {
-    ids[i] = table[min((base + i * TOKENS + token) / S, last_entry)];
+    // of a row without tokens all entries are garbage
+    ids[i] = base < to ? table[min((base + i * TOKENS + token) / S, last_entry)] : 0;
+  }
+  uint key_words[U * WORDS];
+  uint next_values[U * WORDS];
+#pragma unroll
+  for (int u = 0; u < U; ++u) {
+    const int t = base + u * TOKENS + token;
+    const int at = IDS == 1 ? base % S + u * TOKENS + token : t % S;
+    const long place = (long(max(ids[IDS == 1 ? 0 : u], 0)) * HK + hk) * S + at;
+    mkx_fetch<VEC>(keys + (place * D + k_element), key_words + u * WORDS);
+    mkx_fetch<VEC>(values + (place * DV + v_element), next_values + u * WORDS);
+  }
+  int block = ids[0];
+#pragma unroll
+  for (int i = 1; i < IDS; ++i) {
+    block = i == own ? ids[i] : block;
+  }
+#pragma unroll
+  for (int i = 0; i < IDS; ++i) {
+    ids[i] = table[min((base + ROUND + i * TOKENS + token) / S, last_entry)];
   }
   for (; base < to; base += ROUND) {
-    float kr[U * VEC];
-    float vr[U * VEC];
-    bool seen[U];
-    bool whole = true;
-    long place[U];
-    // Loads depend on no condition, so that all of them are under way at once. What they
-    // find where nothing is visible, in the null block or behind the end, is dropped below.
-#pragma unroll
-    for (int u = 0; u < U; ++u) {
-      const int t = base + u * TOKENS + token;
-      const int block = ids[IDS == 1 ? 0 : u];
-      seen[u] = block > 0 && t < to && t >= oldest;
-      whole = whole && seen[u];
-      place[u] = (long(max(block, 0)) * HK + hk) * S + t % S;
-    }
-#pragma unroll
-    for (int u = 0; u < U; ++u) {
-      mkx_load<VEC>(keys + (place[u] * D + k_element), kr + u * VEC);
-    }
-#pragma unroll
-    for (int u = 0; u < U; ++u) {
-      mkx_load<VEC>(values + (place[u] * DV + v_element), vr + u * VEC);
-    }
-    // the next chunk's blocks, so that its keys need not wait for them
-#pragma unroll
-    for (int i = 0; i < IDS; ++i) {
-      const int t = base + ROUND + i * TOKENS + token;
-      ids[i] = table[min(t / S, last_entry)];
-    }
-
+    const int t = base + own * TOKENS + token;
+    const bool there = block > 0 && t < to && t >= oldest;
     float s[U * GT];
 #pragma unroll
     for (int u = 0; u < U; ++u) {
+      float kr[VEC];
+      mkx_unpack<VEC, T>(key_words + u * WORDS, kr);
 #pragma unroll
       for (int r = 0; r < GT; ++r) {
         float x = 0.0f;
 #pragma unroll
         for (int e = 0; e < VEC; ++e) {
-          x += qr[r * VEC + e] * kr[u * VEC + e];
+          x += qr[r * VEC + e] * kr[e];
         }
         s[u * GT + r] = x;
       }
     }
-    // Sum over a token's lanes: as long as there are several tokens each half of the lanes
-    // keeps half of them, so that in the end a lane has the scores of one token, its own.
+    // The next chunk is under way while this one is worked on. Keys go where the ones just used
+    // were: the barrier keeps a compiler from loading them earlier, into more registers. Loads
+    // depend on no condition, so that all of them are under way at once. What they find where
+    // nothing is visible, in the null block or behind the end, is dropped.
+    simdgroup_barrier(mem_flags::mem_none);
+    uint value_words[U * WORDS];
 #pragma unroll
-    for (int n = U / 2; n > 0; n /= 2) {
-      const int step = n * (LPT / U);
+    for (int i = 0; i < U * WORDS; ++i) {
+      value_words[i] = next_values[i];
+    }
+#pragma unroll
+    for (int u = 0; u < U; ++u) {
+      const int t = base + ROUND + u * TOKENS + token;
+      const int at = IDS == 1 ? (base + ROUND) % S + u * TOKENS + token : t % S;
+      const long place = (long(max(ids[IDS == 1 ? 0 : u], 0)) * HK + hk) * S + at;
+      mkx_fetch<VEC>(keys + (place * D + k_element), key_words + u * WORDS);
+      mkx_fetch<VEC>(values + (place * DV + v_element), next_values + u * WORDS);
+    }
+    block = ids[0];
+#pragma unroll
+    for (int i = 1; i < IDS; ++i) {
+      block = i == own ? ids[i] : block;
+    }
+    // and the blocks of the one behind it, so that its keys need not wait for them
+#pragma unroll
+    for (int i = 0; i < IDS; ++i) {
+      const int t = base + 2 * ROUND + i * TOKENS + token;
+      ids[i] = table[min(t / S, last_entry)];
+    }
+
+    // Sum over a token's lanes: as long as there are several scores each half of the lanes
+    // keeps half of them, so that in the end a lane has a few of one token, its own.
+#pragma unroll
+    for (int n = SPREAD / 2; n > 0; n /= 2) {
+      const int step = n * (LPT / SPREAD);
       const bool upper = (lane & step) != 0;
 #pragma unroll
-      for (int i = 0; i < U / 2 * GT; ++i) {
-        if (i < n * GT) {
+      for (int i = 0; i < SPREAD / 2 * OWN; ++i) {
+        if (i < n * OWN) {
           const float low = s[i];
-          const float high = s[i + n * GT];
+          const float high = s[i + n * OWN];
           s[i] = (upper ? high : low) + simd_shuffle_xor(upper ? low : high, step);
         }
       }
     }
 #pragma unroll
-    for (int step = LPT / U / 2; step > 0; step /= 2) {
+    for (int step = LPT / SPREAD / 2; step > 0; step /= 2) {
 #pragma unroll
-      for (int r = 0; r < GT; ++r) {
-        s[r] += simd_shuffle_xor(s[r], step);
+      for (int k = 0; k < OWN; ++k) {
+        s[k] += simd_shuffle_xor(s[k], step);
       }
     }
-    const int t = base + own * TOKENS + token;
-    bool there = seen[0];
+    bool rises = false;
 #pragma unroll
-    for (int u = 1; u < U; ++u) {
-      there = u == own ? seen[u] : there;
-    }
-    if (!whole) {                                // 0 * NaN is NaN
-#pragma unroll
-      for (int u = 0; u < U; ++u) {
-#pragma unroll
-        for (int e = 0; e < VEC; ++e) {
-          vr[u * VEC + e] = seen[u] ? vr[u * VEC + e] : 0.0f;
-        }
-      }
-    }
-#pragma unroll
-    for (int r = 0; r < GT; ++r) {
+    for (int k = 0; k < OWN; ++k) {
       bool visible = there;
       if (QT > 1) {
-        visible = visible && t <= last[r] && (window == 0 || t > last[r] - window);
+        visible = visible && t <= own_last[k];
+        visible = visible && (window == 0 || t > own_last[k] - window);
       }
-      float x = s[r];
+      float x = s[k];
       if (CAP) {
         x = fp[1] * metal::precise::tanh(x);
       }
-      x = visible ? x : -INFINITY;
-      float now = max(most[r], x);
+      s[k] = visible ? x : -INFINITY;
+      rises = rises || s[k] > own_most[k] + SLACK;
+    }
+    // Weights need not be relative to the greatest score, but to one not far below it. So most
+    // chunks neither look for the greatest nor rescale.
+    if (simd_any(rises)) {
+      float fades[OWN];
 #pragma unroll
-      for (int step = LPT / 2; step >= LPT / U; step /= 2) {
-        now = max(now, simd_shuffle_xor(now, step));
+      for (int k = 0; k < OWN; ++k) {
+        float now = max(own_most[k], s[k]);
+#pragma unroll
+        for (int step = LPT / 2; step >= LPT / U; step /= 2) {
+          now = max(now, simd_shuffle_xor(now, step));
+        }
+        fades[k] = metal::exp2(own_most[k] - now);
+        own_most[k] = now;
+        own_sum[k] *= fades[k];
       }
-      const float fade = metal::exp2(most[r] - now);
-      const float p = metal::exp2(x - now);
-      most[r] = now;
-      sum[r] = sum[r] * fade + p;
 #pragma unroll
-      for (int e = 0; e < VEC; ++e) {
-        acc[r * VEC + e] *= fade;
-      }
-#pragma unroll
-      for (int u = 0; u < U; ++u) {
-        const float weight = simd_shuffle(p, lane - lane % LPT + u * (LPT / U));
+      for (int r = 0; r < GT; ++r) {
+        const float fade = mkx_shuffle<LPT>(fades[r % OWN], lane, r / OWN * (LPT / SPREAD));
 #pragma unroll
         for (int e = 0; e < VEC; ++e) {
-          acc[r * VEC + e] += weight * vr[u * VEC + e];
+          acc[r * VEC + e] *= fade;
         }
       }
     }
+#pragma unroll
+    for (int k = 0; k < OWN; ++k) {
+      s[k] = metal::fast::exp2(s[k] - own_most[k]);
+      own_sum[k] += s[k];
+    }
+    if (simd_any(!there)) {                      // 0 * NaN is NaN
+#pragma unroll
+      for (int u = 0; u < U; ++u) {
+        const bool seen = mkx_shuffle<LPT>(int(there), lane, u * (LPT / U)) != 0;
+#pragma unroll
+        for (int i = 0; i < WORDS; ++i) {
+          value_words[u * WORDS + i] = seen ? value_words[u * WORDS + i] : 0u;
+        }
+      }
+    }
+#pragma unroll
+    for (int u = 0; u < U; ++u) {
+      float vr[VEC];
+      mkx_unpack<VEC, T>(value_words + u * WORDS, vr);
+#pragma unroll
+      for (int r = 0; r < GT; ++r) {
+        const int from_lane = (u * APART + r / OWN) * (LPT / SPREAD);
+        const float weight = mkx_shuffle<LPT>(s[r % OWN], lane, from_lane);
+#pragma unroll
+        for (int e = 0; e < VEC; ++e) {
+          acc[r * VEC + e] += weight * vr[e];
+        }
+      }
+    }
+  }
+
+  // all pairs again, of a lane's own token
+#pragma unroll
+  for (int r = 0; r < GT; ++r) {
+    const int from_lane = (own * APART + r / OWN) * (LPT / SPREAD);
+    most[r] = mkx_shuffle<LPT>(own_most[r % OWN], lane, from_lane);
+    sum[r] = mkx_shuffle<LPT>(own_sum[r % OWN], lane, from_lane);
   }
 
   // the lane groups of a simdgroup become one, then its strands

@@ -136,6 +136,17 @@ def test_rows_of_any_length_attend_to_their_pages(dtype: mx.Dtype, longest: int)
     assert not mx.any(actual[3]).item()
 
 
+@pytest.mark.parametrize("longest", [WHOLE, SPLIT])
+def test_a_row_without_tokens_reads_no_page_of_its_own(longest: int) -> None:
+    """PK-1: entries behind a row's end are not followed, the first of an empty row included."""
+    c = case()
+    tables, at = mx.full(c.tables.shape, 9999, mx.int32), mx.full((4,), -1, mx.int32)
+    with launch.using(emulator.HostBackend()):
+        actual = paged_decode(c.q, c.pages, tables, c.rows, at, longest=longest, scale=SCALE)
+
+    assert not mx.any(actual).item()
+
+
 @pytest.mark.parametrize(
     ("dtype", "layout", "group"),
     [

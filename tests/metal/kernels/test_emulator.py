@@ -62,6 +62,34 @@ def test_simdgroups_and_threadgroups_meet(checked: bool):
     assert mx.array_equal(got, want.reshape(-1).astype(mx.float32))
 
 
+@pytest.mark.parametrize("checked", [True, False])
+def test_lanes_ask_each_other(checked: bool):
+    """Any lane's truth is all lanes'; a group of lanes takes from one of its own."""
+    got = run(
+        """
+  const float any = simd_any(i == 40) ? 100.0f : 0.0f;
+  out[i] = any + mkx_shuffle<8>(x[i], int(thread_index_in_simdgroup), 3);""",
+        checked=checked,
+    )
+    from_group = mx.arange(64) // 8 * 8 + 3
+
+    assert got.tolist() == (from_group + mx.where(mx.arange(64) >= 32, 100, 0)).tolist()
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16])
+def test_what_is_fetched_is_what_is_loaded(dtype: mx.Dtype):
+    """Elements that were brought as words are the same numbers."""
+    x = mx.random.normal((64,), key=mx.random.key(1)).astype(dtype)
+    body = """
+  uint words[8];
+  float r[8];
+  mkx_fetch<8>(x + i / 8 * 8, words);
+  mkx_unpack<8, T>(words, r);
+  out[i] = T(r[i % 8]);"""
+
+    assert mx.array_equal(run(body, x, template={"T": dtype}, dtype=dtype), x)
+
+
 @pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16])
 def test_stores_round_as_mlx_does(dtype: mx.Dtype):
     """A float is rounded once, to the nearest, ties to even; infinities and NaN stay."""
@@ -100,6 +128,7 @@ def test_threads_past_the_grid_run_as_on_cuda():
         ("  out[i] = x[i + 1];", r"buffer x\[64\] out of bounds \(size 64\)"),
         ("  out[i - 1] = x[i];", r"buffer out\[-1\] out of bounds"),
         ("  float r[4];\n  mkx_load<4>(x + i / 2, r);\n  out[i] = r[0];", "not aligned to 4"),
+        ("  uint w[4];\n  mkx_fetch<4>(x + i / 2, w);\n  out[i] = w[0];", "not aligned to 4"),
         (
             "  threadgroup float a[63];\n  a[i] = 1.0f;\n  out[i] = 0.0f;",
             r"threadgroup a\[63\] out of bounds",

@@ -133,6 +133,10 @@ struct Max {
   template <typename T>
   static T apply(T a, T b) { return a > b ? a : b; }
 };
+struct Or {
+  template <typename T>
+  static T apply(T a, T b) { return a || b; }
+};
 struct Min {
   template <typename T>
   static T apply(T a, T b) { return a < b ? a : b; }
@@ -175,6 +179,10 @@ MKX_REDUCTION(simd_sum, Add)
 MKX_REDUCTION(simd_max, Max)
 MKX_REDUCTION(simd_min, Min)
 #undef MKX_REDUCTION
+inline bool simd_any(bool x, MKX_LINE) {
+  const mkx::Combine combine = mkx::reduce<bool, mkx::Or>;
+  return mkx::unpack<bool>(mkx::meet_simdgroup("simd_any", combine, mkx::pack(x), 0, line));
+}
 
 #define MKX_SHUFFLE(name, HOW)                                                          \
   template <typename T>                                                                 \
@@ -189,6 +197,10 @@ MKX_SHUFFLE(simd_shuffle_xor, XOR)
 MKX_SHUFFLE(simd_shuffle_down, DOWN)
 MKX_SHUFFLE(simd_shuffle_up, UP)
 #undef MKX_SHUFFLE
+template <int W, typename T>
+T mkx_shuffle(T x, int lane, int l, MKX_LINE) {
+  return simd_shuffle(x, static_cast<ushort>(lane / W * W + l), line);
+}
 #undef MKX_LINE
 
 // One overload a type, as in Metal's library: max(int, uint) is ambiguous.
@@ -213,6 +225,9 @@ inline float rsqrt(float x) { return 1.0f / __builtin_sqrtf(x); }
 inline float abs(float x) { return __builtin_fabsf(x); }
 inline float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 
+namespace fast {
+using metal::exp2;
+}  // namespace fast
 namespace precise {
 using metal::exp;
 using metal::exp2;
@@ -349,6 +364,22 @@ template <int N, typename T>
 void mkx_store(MKX_POINTER(T) p, const float* r) {
   MKX_REQUIRE_ALIGNED(p, N);
   for (int i = 0; i < N; ++i) p[i] = T(r[i]);
+}
+
+template <int N, typename T>
+void mkx_fetch(MKX_POINTER(T) p, uint* w) {
+  static_assert(N * sizeof(T) % 16 == 0, "whole words of 16 bytes");
+  MKX_REQUIRE_ALIGNED(p, N);
+  for (int i = 0; i < N; ++i) memcpy(reinterpret_cast<char*>(w) + i * sizeof(T), &p[i], sizeof(T));
+}
+
+template <int N, typename T>
+void mkx_unpack(const uint* w, float* r) {
+  for (int i = 0; i < N; ++i) {
+    T x;
+    memcpy(&x, reinterpret_cast<const char*>(w) + i * sizeof(T), sizeof x);
+    r[i] = float(x);
+  }
 }
 
 #undef MKX_POINTER

@@ -30,6 +30,11 @@ typedef half float16_t;
 // clang converts a float to it implicitly and Metal does not: mkx_host.h checks that.
 typedef __bf16 bfloat16_t;
 
+template <typename To, typename From>
+METAL_FUNC To as_type(From x) {
+  return __builtin_astype(x, To);
+}
+
 namespace metal {
 template <typename T, int N>
 using vec = T __attribute__((ext_vector_type(N)));
@@ -79,8 +84,13 @@ MKX_FUNCTION(sqrt)
 MKX_FUNCTION(rsqrt)
 MKX_FUNCTION(abs)
 #undef MKX_FUNCTION
+bool simd_any(bool);
 float fma(float, float, float);
 half fma(half, half, half);
+
+namespace fast {
+float exp2(float);
+}  // namespace fast
 
 namespace precise {
 float exp(float);
