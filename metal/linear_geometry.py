@@ -11,12 +11,14 @@ _WORD_BYTES = 16
 _SIMDGROUPS = 4
 """Of a threadgroup: small ones spread evenly over the cores of a GPU."""
 _MAX_SPLIT = 4
-_MIN_SIMDGROUPS = 2048
+_MIN_SIMDGROUPS = 2560
 """Two weight rows a simdgroup shall make this many; else they share the sums."""
 _MANY_SIMDGROUPS = 4096
 """If four weight rows a simdgroup still make this many, it takes four: x is read less often."""
 _MAX_WORDS = 8
 """Words of the weights that a lane has in flight: in registers, four each."""
+_MAX_UNROLL = 4
+"""Words of each weight row, where a single row of x leaves registers for four weight rows."""
 
 
 @attrs.frozen
@@ -66,5 +68,6 @@ def choose_geometry(num_rows: int, weight_shape: tuple[int, int], itemsize: int)
     many = num_weight_rows // 4 * split >= _MANY_SIMDGROUPS
     weight_rows = 4 if many or rows == MAX_ROWS else 2
     own_words = -(-words // split)
-    steps = -(-own_words * weight_rows // _MAX_WORDS)
+    in_flight = _MAX_UNROLL * weight_rows if rows == 1 else _MAX_WORDS
+    steps = -(-own_words * weight_rows // in_flight)
     return Geometry(rows, weight_rows, split, -(-own_words // steps))

@@ -60,10 +60,12 @@ class DecodeGraph:
 
     Attributes:
         num_traces: How often a step was traced.
+        in_place: Whether kernels made all writes to pages in the last step.
     """
 
     def __init__(self, family: Family, model: nn.Module, layout: CacheLayout) -> None:
         self.num_traces = 0
+        self.in_place = False
         self._family = family
         self._model = model
         self._layout = layout
@@ -103,6 +105,7 @@ class DecodeGraph:
             self._works = False
             self._log.warning("engine.decode.untraced", error=str(error))
             return None
+        self.in_place = not written
         for group, token in zip(groups, tokens, strict=True):
             group.token = token
         for group, (keys, values) in zip(groups, written, strict=False):

@@ -70,6 +70,11 @@ class Lane(Protocol):
         """Return the arrays that a step over `sequences` updates."""
         ...
 
+    @property
+    def tokens(self) -> list[mx.array]:
+        """What the last writes of kernels returned; see `metal.pages`."""
+        ...
+
     def reset(self) -> None:
         """Forget everything after the device failed; no turn may be running."""
         ...
@@ -177,6 +182,11 @@ class PagedLane:
         pools = [array for pool in self.pools for array in pool.arrays()]
         return pools + self.states.arrays()
 
+    @property
+    def tokens(self) -> list[mx.array]:
+        """What the last writes of kernels to each group returned."""
+        return [pool.group.token for pool in self.pools]
+
     def stats(self) -> CacheStats:
         """Return the cache's figures."""
         return self.cache.stats()
@@ -224,6 +234,11 @@ class FlatLane:
     def arrays(self, sequences: Sequence[Any]) -> list[mx.array]:
         """Return the sequences' arrays."""
         return [array for sequence in sequences for array in sequence.arrays.arrays()]
+
+    @property
+    def tokens(self) -> list[mx.array]:
+        """None: arrays are no pages."""
+        return []
 
     def snapshots(self, plan: StepPlan) -> list[Snapshot]:
         """Return none: nothing outlives its turn."""

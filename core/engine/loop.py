@@ -70,7 +70,7 @@ class Loop:
         self._in_flight: Step | None = None
         self._closing = False
         self._num_steps = 0
-        self._started_at = 0.0
+        self._read_at = 0.0
         self._log = get_logger("engine")
 
     def run(self) -> None:
@@ -169,11 +169,15 @@ class Loop:
             self._fail_running(error)
             self._core.runner.lane.reset()
             return
+        early = self._starts_early(step, previous)
         try:
-            results = previous.read() if previous else ([], [])
+            if early:
+                self._start(step)
+            results = previous.read(others_run=early) if previous else ([], [])
             if previous is not None:
                 self._measure(previous)
-            self._start(step)
+            if not early:
+                self._start(step)
         except Exception as error:  # noqa: BLE001  so may the device
             self._fail_running(error)
             self._core.runner.lane.reset()
@@ -182,10 +186,19 @@ class Loop:
         if previous is not None:
             self._settle(previous, *results)
 
+    def _starts_early(self, step: Step | None, previous: Step | None) -> bool:
+        """Return whether a step can go to the device before the one before it is read.
+
+        The device then never waits for the host. What operations write to pages, a step's own
+        keys or blocks from the disk, would be copies of pools while another step reads them.
+        """
+        if step is None or previous is None or not (step.in_place and previous.tokens):
+            return False
+        return self._cold is None or not self._cold.wrote
+
     def _start(self, step: Step | None) -> None:
         if step is not None:
             step.start()
-            self._started_at = time.perf_counter()
         elif self._cold is not None and self._cold.wrote:
             # no step takes the restored blocks along
             mx.eval(*self._core.runner.lane.arrays(()))
@@ -193,9 +206,10 @@ class Loop:
             self._cold.wrote = False
 
     def _measure(self, step: Step) -> None:
+        """Take down how long a step with slices has had the device for itself."""
+        began, self._read_at = max(step.started_at, self._read_at), time.perf_counter()
         if self._cold is not None and step.plan.num_tokens > step.plan.num_decode_rows:
-            seconds = time.perf_counter() - self._started_at
-            self._cold.record_step(step.plan.num_tokens, seconds)
+            self._cold.record_step(step.plan.num_tokens, self._read_at - began)
 
     def _build(self, previous: Step | None) -> Step | None:
         plan = self._scheduler.plan()

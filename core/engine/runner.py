@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from ..contract.cache_spec import CacheLayout
 from ..contract.forward import StepBatch
 from ..families import Family
 from ..forward.flat_context import FlatContext
+from ..forward.paged_context import PagedContext
 from ..forward.paged_step import PagedStep
 from ..forward.step_batch import RowInput, build_step_batch
 from ..kvcache.flat_cache import FlatCache
@@ -24,7 +26,7 @@ from .decode_graph import DecodeGraph
 from .lanes import Lane, LaneStep, Snapshot
 
 
-@attrs.frozen(eq=False)
+@attrs.define(eq=False)
 class Step:
     """A step that was built, lazily.
 
@@ -34,6 +36,10 @@ class Step:
         sources: Turn id -> index among the sampled rows.
         updated: Cache arrays that must be evaluated with it.
         snapshots: States at boundaries that it reaches.
+        tokens: What its last writes to pages returned, group by group.
+        in_place: Whether kernels make all its writes to pages. It then waits for the step
+            before by its arrays alone, and can be started while that one runs.
+        started_at: When it was handed to the device, by `time.perf_counter`.
     """
 
     plan: StepPlan
@@ -41,6 +47,9 @@ class Step:
     sources: dict[int, int]
     updated: list[mx.array]
     snapshots: list[Snapshot]
+    tokens: list[mx.array]
+    in_place: bool
+    started_at: float = 0.0
 
     def start(self) -> None:
         """Hand the graph to the device."""
@@ -48,14 +57,20 @@ class Step:
         mx.async_eval(*[a for a in outputs if a is not None], *self.updated)
         # a second name for a pool's array would turn its next update into a copy
         self.updated.clear()
+        self.started_at = time.perf_counter()
 
-    def read(self) -> tuple[list[int], list[TokenLogprob | None]]:
-        """Wait for the device and return token and log-probability of each sampled row.
+    def read(self, *, others_run: bool = False) -> tuple[list[int], list[TokenLogprob | None]]:
+        """Wait for the step and return token and log-probability of each sampled row.
 
-        All of the step is waited for, not just its tokens: a pool that a pending write still
-        reads cannot be updated in place by the next step.
+        Args:
+            others_run: Whether another step was started behind this one. If none was, all
+                that the device does is waited for: a pool that a pending write still reads
+                cannot be updated in place by an operation of the next step.
         """
-        mx.synchronize()
+        if others_run:
+            mx.eval(*self.tokens)
+        else:
+            mx.synchronize()
         if self.sampled is None:
             return [], []
         tokens: Any = self.sampled.tokens.tolist()
@@ -114,7 +129,7 @@ class Runner:
         """
         inputs = [_row_input(row, previous) for row in plan.rows]
         sampled = previous.sampled.tokens if previous and previous.sampled else None
-        logits = self._logits(plan, inputs, sampled)
+        logits, in_place = self._logits(plan, inputs, sampled)
         sampling = [row for row in plan.rows if row.samples]
         snapshots = self.lane.snapshots(plan)
         kept = [array for s in snapshots for array in s.state.handle.arrays()]
@@ -124,29 +139,37 @@ class Runner:
             {row.turn.id: i for i, row in enumerate(sampling)},
             self.lane.arrays([row.sequence for row in plan.rows]) + kept,
             snapshots,
+            self.lane.tokens,
+            in_place,
         )
 
     def _logits(
         self, plan: StepPlan, inputs: Sequence[RowInput], sampled: mx.array | None
-    ) -> mx.array | None:
-        """Return logits `[R, V]`, None if no row samples."""
+    ) -> tuple[mx.array | None, bool]:
+        """Return logits `[R, V]`, None if no row samples, and whether writes are in place."""
         if not self._row_exact:
             return self._forward(build_step_batch(inputs, sampled), plan.rows)
         # one graph of several rows would read a pool and then write to it: a copy of the pool
         mx.synchronize()
         parts: list[mx.array] = []
         for one, row in zip(inputs, plan.rows, strict=True):
-            logits = self._forward(build_step_batch([one], sampled), [row])
+            logits, _ = self._forward(build_step_batch([one], sampled), [row])
             mx.eval(logits, *self.lane.arrays([row.sequence]))
             parts += [] if logits is None else [logits]
-        return mx.concatenate(parts) if parts else None
+        return mx.concatenate(parts) if parts else None, False
 
-    def _forward(self, batch: StepBatch, rows: Sequence[PlannedRow]) -> mx.array | None:
+    def _forward(
+        self, batch: StepBatch, rows: Sequence[PlannedRow]
+    ) -> tuple[mx.array | None, bool]:
         step = self.lane.prepare(batch, [row.sequence for row in rows])
         logits = self._replayed(batch, step)
         if logits is None:
-            logits = self._family.forward(self._model, batch, step.context(batch))
-        return logits if logits.shape[0] else None
+            context = step.context(batch)
+            logits = self._family.forward(self._model, batch, context)
+            in_place = isinstance(context, PagedContext) and context.in_place
+        else:
+            in_place = self._graph.in_place
+        return logits if logits.shape[0] else None, in_place
 
     def _replayed(self, batch: StepBatch, step: LaneStep) -> mx.array | None:
         """Return the logits of decode rows from a trace, None if there can be none."""

@@ -47,6 +47,8 @@ class GatheredAttention:
     Work that layers of a group share (tables, slots, masks) is done once a step.
     """
 
+    in_place = False
+
     def __init__(
         self,
         layout: CacheLayout,

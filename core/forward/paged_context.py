@@ -18,6 +18,11 @@ from .scan import scan_rows
 class PagedAttention(Protocol):
     """How a step's keys are stored and attended to."""
 
+    @property
+    def in_place(self) -> bool:
+        """Whether kernels have made all writes to pages so far."""
+        ...
+
     def attend(
         self,
         owner: Owned,
@@ -78,6 +83,11 @@ class PagedContext:
         self._attention = attention
         self._states = states
         self._rope = Rotation(batch.positions)
+
+    @property
+    def in_place(self) -> bool:
+        """Whether kernels have made all writes to pages so far."""
+        return self._attention.in_place
 
     def rope(self, x: mx.array, spec: RopeSpec) -> mx.array:
         """Rotate `x [T, H, D]` at the step's positions."""
