@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from importlib.metadata import version
 
 from neve.metal import batching, blas
@@ -33,7 +33,7 @@ from . import (  # noqa: E402
     windows,
 )
 
-BENCHMARKS: dict[str, Callable[[], list[Figure]]] = {
+BENCHMARKS: dict[str, Callable[[], Iterable[Figure]]] = {
     "decode": peers.decode,
     "prefill": peers.prefill,
     "batch": peers.batch,
@@ -50,7 +50,7 @@ BENCHMARKS: dict[str, Callable[[], list[Figure]]] = {
     "restore": cold.restore_beside,
     "cold_writer": cold_writer.cold_writer,
 }
-ON_A_GPU: dict[str, Callable[[], list[Figure]]] = {
+ON_A_GPU: dict[str, Callable[[], Iterable[Figure]]] = {
     "gpu_kernels": gpu_kernels.gpu_kernels,
     "gpu_models": gpu_models.gpu_models,
 }

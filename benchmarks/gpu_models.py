@@ -12,7 +12,7 @@ import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,8 @@ _COMMON = {
 NEW_TOKENS = 64
 TARGETS = {"0.6B": (1.8, 2.0), "8B": (1.2, 1.5)}
 SHARD_BYTES = 4 << 30
+POOL_MIB = 12 * 1024
+"""Holds 32 rows of either shape; mlx-lm needs most of the rest of 141 GB for their prompts."""
 
 
 def write_checkpoint(shape: str, path: Path) -> None:
@@ -103,7 +105,7 @@ class GpuPair:
 
         theirs, _ = load_model(path)
         mx.eval(theirs.parameters())
-        ours = neve.load(path, paged_cache_memory_mb=24 * 1024, persist_paged_cache=False)
+        ours = neve.load(path, paged_cache_memory_mb=POOL_MIB, persist_paged_cache=False)
         return cls(ours, theirs)
 
     def ours_decodes(self, prompts: list[list[int]]) -> float:
@@ -121,6 +123,7 @@ class GpuPair:
 
     def theirs_decodes(self, prompts: list[list[int]]) -> float:
         """Return the same, there."""
+        mx.clear_cache()
         if len(prompts) == 1:
             return self._theirs_alone(prompts[0])[1]
         from mlx_lm.generate import BatchGenerator
@@ -189,25 +192,24 @@ def _shared(name: str, pair: GpuPair) -> Figure:
     return ratio(f"{name}, 8 behind 8,192 shared tokens", ours, theirs, 4.0, "tokens/s")
 
 
-def gpu_models() -> list[Figure]:
-    """Decode of one row and of 32, and eight requests behind one prefix."""
-    return [figure for shape in SHAPES for figure in _shape(shape)]
+def gpu_models() -> Generator[Figure]:
+    """Decode of one row and of several, and eight requests behind one prefix."""
+    for shape in SHAPES:
+        yield from _shape(shape)
+        gc.collect()
+        mx.clear_cache()
 
 
-def _shape(shape: str) -> list[Figure]:
+def _shape(shape: str) -> Generator[Figure]:
     with tempfile.TemporaryDirectory() as folder:
         write_checkpoint(shape, Path(folder))
         pair = GpuPair.load(Path(folder))
         one, many = TARGETS[shape]
         name = f"Qwen3-{shape}"
         try:
-            figures = [
-                _decode(name, pair, 1, 128, one),
-                _decode(name, pair, 32, 2048, many),
-            ]
-            return [*figures, _shared(name, pair)] if shape == "0.6B" else figures
+            yield _decode(name, pair, 1, 128, one)
+            yield _decode(name, pair, 32, 2048, many)
+            if shape == "0.6B":
+                yield _shared(name, pair)
         finally:
             pair.ours.close()
-            del pair
-            gc.collect()
-            mx.clear_cache()

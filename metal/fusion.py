@@ -36,9 +36,10 @@ def fused(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
 
 def fuses() -> bool:
     """Whether element-wise operations are fused; what the environment asks is read once."""
-    return _is_asked() or device.is_gpu()
+    return is_asked() or device.is_gpu()
 
 
 @functools.cache
-def _is_asked() -> bool:
+def is_asked() -> bool:
+    """Whether the environment asks for it."""
     return os.environ.get(_VARIABLE) == "on"

@@ -1,4 +1,4 @@
-"""RMS norms in MLX operations. On a CPU those of few tokens are fewer operations."""
+"""RMS norms in MLX operations. Where operations are fused on a CPU, those of few tokens are."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import attrs
 import mlx.core as mx
 
 from . import device
-from .fusion import fused
+from .fusion import fused, is_asked
 
 FEW_ELEMENTS = 4096
 """Up to so many elements an operation costs more to start than to compute."""
@@ -40,8 +40,11 @@ class Norm(Protocol):
 
 
 def is_few(x: mx.array) -> bool:
-    """Whether a norm of `x` is made of operations that may be fused, not MLX's own."""
-    return x.size <= FEW_ELEMENTS and not device.is_gpu()
+    """Whether a norm of `x` is made of operations that are fused.
+
+    MLX's own is as many operations on a CPU, but they are not put together in Python.
+    """
+    return is_asked() and x.size <= FEW_ELEMENTS and not device.is_gpu()
 
 
 def normed(x: mx.array, dims: int, eps: float) -> mx.array:
