@@ -123,7 +123,7 @@ class GpuPair:
 
     def theirs_decodes(self, prompts: list[list[int]]) -> float:
         """Return the same, there."""
-        mx.clear_cache()
+        mx.clear_cache()  # what is kept for reuse here is missing there
         if len(prompts) == 1:
             return self._theirs_alone(prompts[0])[1]
         from mlx_lm.generate import BatchGenerator
@@ -193,7 +193,7 @@ def _shared(name: str, pair: GpuPair) -> Figure:
 
 
 def gpu_models() -> Generator[Figure]:
-    """Decode of one row and of several, and eight requests behind one prefix."""
+    """Decode of one row and of 32, and eight requests behind one prefix."""
     for shape in SHAPES:
         yield from _shape(shape)
         gc.collect()

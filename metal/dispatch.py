@@ -111,7 +111,7 @@ def takes_kernel(
     """Decide whether an operation's kernel runs, and count the decision.
 
     The first use of a variant runs `check`. A kernel that does not compile, or whose numbers
-    are wrong, is left alone from then on: its reference runs, which is said once.
+    are wrong, is left alone from then on: the caller does without it, which is said once.
 
     Args:
         operation: Name of the operation.

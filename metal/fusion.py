@@ -36,10 +36,9 @@ def fused(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
 
 def fuses() -> bool:
     """Whether element-wise operations are fused; what the environment asks is read once."""
-    return is_asked() or device.is_gpu()
+    return _is_asked() or device.is_gpu()
 
 
 @functools.cache
-def is_asked() -> bool:
-    """Whether the environment asks for it."""
+def _is_asked() -> bool:
     return os.environ.get(_VARIABLE) == "on"

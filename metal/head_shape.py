@@ -45,6 +45,10 @@ Norms: TypeAlias = tuple[Norm | None, Norm | None, Norm | None]
 """Of queries, keys and values; None for none."""
 
 
+WEIGHTS = ("q_weight", "k_weight", "v_weight")
+"""What kernels call the norms' weights."""
+
+
 @attrs.frozen
 class Making:
     """How heads are made of a row of joined projections.
@@ -82,8 +86,7 @@ class Making:
     @property
     def unweighted(self) -> list[str]:
         """Names that kernels have for weights that are not there."""
-        names = zip(("q_weight", "k_weight", "v_weight"), self.norms, strict=True)
-        return [name for name, code in names if code < 2]
+        return [name for name, code in zip(WEIGHTS, self.norms, strict=True) if code < 2]
 
 
 def weights_of(norms: Norms) -> list[mx.array]:

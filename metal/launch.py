@@ -99,7 +99,9 @@ class Kernel:
     def without(self, *names: str) -> Kernel:
         """Return the kernel for launches that leave out inputs and outputs.
 
-        The first input and the last output are always there.
+        Raises:
+            ValueError: A name is neither, or the first input or the last output, which are
+                always there.
         """
         return _without(self, names)
 
@@ -121,6 +123,11 @@ def _without(kernel: Kernel, names: tuple[str, ...]) -> Kernel:
         tuple(name for name in there if name not in names)
         for there in (kernel.inputs, kernel.outputs)
     )
+    for name in names:
+        if name not in kernel.inputs + kernel.outputs:
+            raise ValueError(f"kernel {kernel.name} has no input or output {name!r}")
+        if name in (kernel.inputs[0], kernel.outputs[-1]):
+            raise ValueError(f"kernel {kernel.name} is never without {name!r}")
     absent = Absent(
         tuple(name for name in kernel.inputs if name in names),
         tuple(name for name in kernel.outputs if name in names),

@@ -16,9 +16,9 @@ _MIN_SIMDGROUPS = 2560
 _MANY_SIMDGROUPS = 4096
 """If four weight rows a simdgroup still make this many, it takes four: x is read less often."""
 _MAX_WORDS = 8
-"""Words of the weights that a lane has in flight: in registers, four each."""
+"""Words of weights that a lane has in flight, four registers each, if x has several rows."""
 _MAX_UNROLL = 4
-"""Words of each weight row, where a single row of x leaves registers for four weight rows."""
+"""Words of each weight row in flight, where x is a single row."""
 
 
 @attrs.frozen

@@ -10,7 +10,7 @@ import attrs
 import mlx.core as mx
 
 from . import device
-from .fusion import fused, is_asked
+from .fusion import fused, fuses
 
 FEW_ELEMENTS = 4096
 """Up to so many elements an operation costs more to start than to compute."""
@@ -44,7 +44,7 @@ def is_few(x: mx.array) -> bool:
 
     MLX's own is as many operations on a CPU, but they are not put together in Python.
     """
-    return is_asked() and x.size <= FEW_ELEMENTS and not device.is_gpu()
+    return x.size <= FEW_ELEMENTS and fuses() and not device.is_gpu()
 
 
 def normed(x: mx.array, dims: int, eps: float) -> mx.array:

@@ -192,5 +192,7 @@ def _probe(
 
 dispatch.register("paged_decode", _probe, [(4, 16, (64, 64), False), (3, 8, (96, 64), True)])
 dispatch.register(
-    "paged_prefill", _probe, [(2, 16, (64, 64), False, 5), (1, 8, (128, 64), True, 3)]
+    "paged_prefill",
+    _probe,
+    [(2, 16, (64, 64), False, 5), (1, 8, (128, 64), True, 3), (20, 8, (32, 32), False, 3)],
 )

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 from . import dispatch, launch, paged_plan
-from .head_shape import Making, Norms, Slots, Turns, epsilons_of, weights_of
+from .head_shape import WEIGHTS, Norms, Slots, Turns, epsilons_of, weights_of
 from .launch import Kernel, Launch, Output, floats, ints
 from .paged_plan import Shape
 from .paged_reference import Scoring, paged_decode_reference, paged_prefill_reference
@@ -139,7 +139,7 @@ def _launched(
     width, least = slots.tables.shape[1], paged_plan.least_rounds(shape)
     fp = floats(*factors, width, window or 0, q.shape[0], least, *numbers)
     threads = 32 * shape.simdgroups
-    launched = Launch(
+    started = Launch(
         template=paged_plan.template_for(shape, splits == 1),
         grid=(threads * splits, shape.threadgroups, tiles),
         threadgroup=(threads, 1, 1),
@@ -147,7 +147,7 @@ def _launched(
     )
     where = (slots.tables, slots.rows, slots.positions)
     inputs = (q, pages.keys, pages.values, *where, *sink, *further, fp, pages.token)
-    out, *stats, token = _attention(shape, splits)(*inputs, launch=launched)
+    out, *stats, token = _attention(shape, splits)(*inputs, launch=started)
     return _combine(shape, out, stats[0], sink, splits) if stats else out, token
 
 
@@ -157,7 +157,7 @@ def _attention(shape: Shape, splits: int) -> Kernel:
     absent = ["stats"] if splits == 1 else []
     absent += [] if shape.sunk else ["sinks"]
     absent += [] if making is not None and making.turned_dims else ["turns"]
-    absent += Making(0).unweighted if making is None else making.unweighted
+    absent += WEIGHTS if making is None else making.unweighted
     return _ATTENTION.without(*absent)
 
 
@@ -174,14 +174,14 @@ def _combine(
 ) -> mx.array:
     num_queries, num_heads, *_, v_dims = parts.shape
     threads = 32 * -(-v_dims // 128)
-    launched = Launch(
+    started = Launch(
         template={"T": shape.dtype, "DV": v_dims, "SINKS": shape.sunk},
         grid=(threads, num_heads, num_queries),
         threadgroup=(threads, 1, 1),
         outputs=(((num_queries, num_heads, v_dims), shape.dtype),),
     )
     kernel = _COMBINE if shape.sunk else _COMBINE.without("sinks")
-    return kernel(parts, stats, *sink, ints(splits), launch=launched)[0]
+    return kernel(parts, stats, *sink, ints(splits), launch=started)[0]
 
 
 def _factors(scale: float, softcap: float | None) -> tuple[float, float]:
@@ -190,7 +190,7 @@ def _factors(scale: float, softcap: float | None) -> tuple[float, float]:
 
 
 def check(shape: Shape, seed: int = 1) -> None:
-    """Compare a shape with its reference: whole, in two splits that have keys, and windowed."""
+    """Compare with the reference: whole, in two splits that have keys, windowed, and rising."""
     page, num_heads = shape.page, shape.page.heads * shape.group
     entries = list(range(1, 2 - -paged_plan.SHORTEST_SPLIT // page.size))
     pages = random_pages(shape.dtype, 1 + len(entries), page, seed)
@@ -202,13 +202,20 @@ def check(shape: Shape, seed: int = 1) -> None:
     scoring: Scoring = {"scale": page.dims**-0.5, "softcap": 2.0 if shape.capped else None}
     if shape.sunk:
         scoring["sinks"] = mx.random.normal((num_heads,), key=mx.random.key(seed + 3))
-    # a slice fills its tile but for one query
-    length = 3 if shape.queries is None else shape.queries - 1
+    # a slice fills its tile but for one query, unless a tile has only one
+    length = 3 if shape.queries is None else max(1, shape.queries - 1)
     q = mx.random.normal((length, num_heads, page.dims), key=mx.random.key(seed + 2))
     q = q.astype(shape.dtype)
     window = 2 * page.size + 3
-    for longest, seen in ((1, None), (3 * paged_plan.UNSPLIT // 2, None), (end, window)):
+    for longest, seen, rises in (
+        (1, None, False),
+        (3 * paged_plan.UNSPLIT // 2, None, False),
+        (end, window, False),
+        (1, None, True),
+    ):
         scoring["window"] = seen
+        if rises:
+            _let_scores_rise(q, pages)
         if shape.queries is None:
             rows = mx.array([1, 0, 1], mx.int32)
             at = mx.array([end - 1, end // 2, 3], mx.int32)
@@ -219,3 +226,14 @@ def check(shape: Shape, seed: int = 1) -> None:
             want = paged_prefill_reference(q, pages, tables, rows, at, start=start, **scoring)
         got = attend(shape, q, pages, tables, rows, at, longest, scoring)
         dispatch.compare([got], [want])
+
+
+def _let_scores_rise(q: mx.array, pages: Pages) -> None:
+    """Have each key score about one more than that before it, where pages are in falling order.
+
+    In whole numbers: products of float32 may be TF32's.
+    """
+    num_pages, _, size, dims = pages.keys.shape
+    nth = mx.arange(num_pages - 1, -1, -1)[:, None] * size + mx.arange(size)
+    pages.keys[..., 0] = nth[:, None].astype(pages.keys.dtype)
+    q[..., 0] = round(dims**0.5)

@@ -19,15 +19,13 @@ from .pages import FLOATS, Layout
 SIMDGROUPS = 4
 """Simdgroups of a threadgroup, unless there are few threadgroups."""
 STAGED = 5120
-"""Elements of results that threadgroup memory has room for."""
+"""Elements of results that threadgroup memory has room for, as the body has it in `FIT`."""
 PROCESSORS = 132
 """Of a large GPU; a smaller one merely gets more threadgroups than it needs."""
 SHORTEST_SPLIT = 128
 """Tokens below which a split is not worth its threadgroup."""
 UNSPLIT = 512
 """Tokens up to which a context is one piece: a second launch costs more than splits gain."""
-_WORD = 8
-"""Elements of 16 bytes, if they are of two."""
 MOST_SPLITS = 128
 SLACK = 1.05
 """How much longer than the best number of splits a smaller one may take."""
@@ -99,7 +97,7 @@ class Shape:
 
     @property
     def unroll(self) -> int:
-        """Tokens that a lane loads before it uses the first."""
+        """Tokens that a lane takes at once."""
         return min(self.lanes, 2 if self.dtype == mx.float32 or self.vector > 8 else 4)
 
     @property
@@ -206,5 +204,6 @@ def makes_heads(shape: Shape, width: int) -> bool:
     if making is None or shape.unsupported is not None:
         return False
     turned = making.turned_dims if making.interleaved else making.turned_dims // 2
-    aligned = width % _WORD == making.query_stride % _WORD == turned % shape.vector == 0
+    # words are of 16 bytes: eight elements of two, which float32 is held to, too
+    aligned = width % 8 == making.query_stride % 8 == turned % shape.vector == 0
     return aligned and shape.threadgroups == shape.page.heads

@@ -41,7 +41,8 @@ class StepBatch:
         positions: Absolute positions `[T]`, int32.
         segments: The step's segments in token order, decode rows first.
         num_decode_rows: How many of the segments are decode rows (one token each).
-        logit_rows: Indices `[R]`, int32 and ascending, of the tokens whose logits are wanted.
+        logit_rows: Indices `[R]`, int32 and strictly ascending, of the tokens whose logits are
+            wanted.
     """
 
     ids: mx.array

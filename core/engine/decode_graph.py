@@ -60,12 +60,10 @@ class DecodeGraph:
 
     Attributes:
         num_traces: How often a step was traced.
-        in_place: Whether kernels made all writes to pages in the last step.
     """
 
     def __init__(self, family: Family, model: nn.Module, layout: CacheLayout) -> None:
         self.num_traces = 0
-        self.in_place = False
         self._family = family
         self._model = model
         self._layout = layout
@@ -77,10 +75,10 @@ class DecodeGraph:
         self._dispatched: dict[tuple[int, int], dict[str, int]] = {}
         self._log = get_logger("engine")
 
-    def __call__(self, batch: StepBatch, step: PagedStep) -> mx.array | None:
-        """Return logits `[N, V]`, unevaluated; None if the family cannot be traced.
+    def __call__(self, batch: StepBatch, step: PagedStep) -> tuple[mx.array, bool] | None:
+        """Return logits `[N, V]`, unevaluated, and whether kernels make all writes to pages.
 
-        The step's pages and states are then as they were.
+        None if the family cannot be traced; the step's pages and states are then as they were.
 
         Args:
             batch: `N` decode rows, each of which wants logits.
@@ -105,7 +103,6 @@ class DecodeGraph:
             self._works = False
             self._log.warning("engine.decode.untraced", error=str(error))
             return None
-        self.in_place = not written
         for group, token in zip(groups, tokens, strict=True):
             group.token = token
         for group, (keys, values) in zip(groups, written, strict=False):
@@ -113,7 +110,7 @@ class DecodeGraph:
         for layer, state in zip(self._recurrent, states, strict=True):
             step.states[0].write(layer, tuple(state))
         self._count((len(step.rows), rows.longest), self.num_traces > traces, counted)
-        return logits
+        return logits, not written
 
     def _states(self, step: PagedStep) -> list[State]:
         if not self._recurrent:

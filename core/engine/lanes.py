@@ -237,7 +237,7 @@ class FlatLane:
 
     @property
     def tokens(self) -> list[mx.array]:
-        """None: arrays are no pages."""
+        """None, for its arrays are no pages."""
         return []
 
     def snapshots(self, plan: StepPlan) -> list[Snapshot]:

@@ -1,8 +1,9 @@
 """The loop: plan, build, read the step before, start, settle.
 
     build n+1   while the device computes n; the rows' newest tokens are still on it
+    start n+1   if kernels make all writes to pages
     read n      waits for the device
-    start n+1   at once: the device idles only between these two calls
+    start n+1   else, at once: the device idles only between these two calls
     settle n    text, stop rules, publication: beside the device's work
 
 A turn that turns out to have ended in step n is already a row of n+1. That row is computed
@@ -191,10 +192,12 @@ class Loop:
 
         The device then never waits for the host. What operations write to pages, a step's own
         keys or blocks from the disk, would be copies of pools while another step reads them.
+        Two steps with slices would need memory for what both compute in between.
         """
-        if step is None or previous is None or not (step.in_place and previous.tokens):
+        if step is None or previous is None or not (step.in_place and previous.in_place):
             return False
-        return self._cold is None or not self._cold.wrote
+        restored = self._cold is not None and self._cold.wrote
+        return bool(previous.tokens) and (step.decodes or previous.decodes) and not restored
 
     def _start(self, step: Step | None) -> None:
         if step is not None:

@@ -36,7 +36,8 @@ class Step:
         sources: Turn id -> index among the sampled rows.
         updated: Cache arrays that must be evaluated with it.
         snapshots: States at boundaries that it reaches.
-        tokens: What its last writes to pages returned, group by group.
+        tokens: What its last writes to pages returned, group by group: there when it is
+            done, if it writes in place.
         in_place: Whether kernels make all its writes to pages. It then waits for the step
             before by its arrays alone, and can be started while that one runs.
         started_at: When it was handed to the device, by `time.perf_counter`.
@@ -50,6 +51,11 @@ class Step:
     tokens: list[mx.array]
     in_place: bool
     started_at: float = 0.0
+
+    @property
+    def decodes(self) -> bool:
+        """Whether all of its rows decode."""
+        return self.plan.num_tokens == self.plan.num_decode_rows
 
     def start(self) -> None:
         """Hand the graph to the device."""
@@ -162,17 +168,16 @@ class Runner:
         self, batch: StepBatch, rows: Sequence[PlannedRow]
     ) -> tuple[mx.array | None, bool]:
         step = self.lane.prepare(batch, [row.sequence for row in rows])
-        logits = self._replayed(batch, step)
-        if logits is None:
-            context = step.context(batch)
-            logits = self._family.forward(self._model, batch, context)
-            in_place = isinstance(context, PagedContext) and context.in_place
-        else:
-            in_place = self._graph.in_place
+        replayed = self._replayed(batch, step)
+        if replayed is not None:
+            return replayed
+        context = step.context(batch)
+        logits = self._family.forward(self._model, batch, context)
+        in_place = isinstance(context, PagedContext) and context.in_place
         return logits if logits.shape[0] else None, in_place
 
-    def _replayed(self, batch: StepBatch, step: LaneStep) -> mx.array | None:
-        """Return the logits of decode rows from a trace, None if there can be none."""
+    def _replayed(self, batch: StepBatch, step: LaneStep) -> tuple[mx.array, bool] | None:
+        """Return what a trace makes of decode rows, None if there can be none."""
         if not isinstance(step, PagedStep) or not launch.builds_graphs():
             return None
         n = batch.num_decode_rows

@@ -45,6 +45,9 @@ class GatheredAttention:
     """Writes to slots, gathers through tables.
 
     Work that layers of a group share (tables, slots, masks) is done once a step.
+
+    Attributes:
+        in_place: No: operations write.
     """
 
     in_place = False

@@ -68,7 +68,7 @@ class ResidualNorm(nn.Module):
         Args:
             x: The stream, `[T, dims]`.
             delta: What is to be added; None if there was no block.
-            rows: Indices `[R]` of the rows, ascending.
+            rows: Indices `[R]` of the rows, strictly ascending.
             after: A norm of `delta` before it is added.
         """
         if rows.shape[0] < x.shape[0]:

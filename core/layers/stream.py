@@ -116,6 +116,6 @@ class Stream:
 
         Args:
             norm: The model's last.
-            rows: Indices `[R]`, ascending.
+            rows: Indices `[R]`, strictly ascending.
         """
         return norm.add_rows(self.x, self.delta, rows, after=self.after)

@@ -13,8 +13,8 @@
 //   SINGLE, VEC (elements a lane), LPT (lanes a token), U (tokens a lane takes at once, a
 //   power of two up to LPT),
 //   GT (pairs of query and head a simdgroup), HS (simdgroups that share their tokens), NSG,
-//   MAKES, STORES, QS, ROT (turned elements, 0 for none), INTER (pairs 2i, 2i + 1), QN, KN, VN (norms:
-//   0 none, 1 unweighted, 2 weighted, 3 weighted by 1 + weight)
+//   MAKES, STORES, QS, ROT (turned elements, 0 for none), INTER (pairs 2i, 2i + 1),
+//   QN, KN, VN (norms: 0 none, 1 unweighted, 2 weighted, 3 weighted by 1 + weight)
 // grid (32 * NSG * splits, HK * groups of pairs, tiles), threadgroup (32 * NSG, 1, 1)
   constexpr int TOKENS = 32 / LPT;               // of a simdgroup at once
   constexpr int CHUNK = TOKENS * U;
@@ -323,7 +323,7 @@
       if (CAP) {
         x = fp[1] * metal::precise::tanh(x);
       }
-      s[k] = visible ? x : -INFINITY;
+      s[k] = visible ? x : -3.0e38f;    // finite: fast::exp2 promises nothing of others
       rises = rises || s[k] > own_most[k] + SLACK;
     }
     // Weights need not be relative to the greatest score, but to one not far below it. So most

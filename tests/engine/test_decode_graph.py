@@ -201,17 +201,17 @@ class Twins:
         self,
         batch: StepBatch,
         names: str,
-        graph: Callable[[StepBatch, PagedStep], mx.array | None] = lambda *_: None,
+        graph: Callable[[StepBatch, PagedStep], tuple[mx.array, bool] | None] = lambda *_: None,
     ) -> tuple[np.ndarray, bool]:
         """Compute a step on both lanes, on one by `graph`, and return its logits, compared."""
         steps = [side.prepare(batch, names) for side in self.sides]
-        logits = graph(batch, steps[0])
-        replayed = logits is not None
+        made = graph(batch, steps[0])
+        replayed = made is not None
         both = [
             self.family.forward(None, batch, step.context(batch))
             for step in steps[int(replayed) :]
         ]
-        both = both if logits is None else [logits, *both]
+        both = both if made is None else [made[0], *both]
         evaluated = [side.eval(x) for side, x in zip(self.sides, both, strict=True)]
         np.testing.assert_allclose(*evaluated, rtol=1e-5, atol=ATOL)
         return evaluated[0], replayed

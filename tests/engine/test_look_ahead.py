@@ -1,9 +1,14 @@
-"""When a step goes to the device: before the last one is read, unless that would copy pools."""
+"""When a step goes to the device: before the last one is read, unless that would copy pools.
+
+The host's back end computes when a step is built, so what is seen here is the order of calls.
+What a device makes of two steps at once, the tests in `tests/gpu` see.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
+import time
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +20,7 @@ import neve
 from neve.engine.loop import Loop
 from neve.engine.runner import Step
 from neve.errors import NeveError
-from neve.metal import launch
+from neve.metal import dispatch, launch
 from neve.testing.kernels import emulator
 from neve.testing.kernels.emulator import HostBackend
 
@@ -109,16 +114,80 @@ def test_a_step_that_cannot_be_read_fails_alone(
     assert list(done.tokens) == prompt["f32"]["tokens"][:NEW_TOKENS]
 
 
+def stub(**values: Any) -> Any:
+    """Return a step as far as the loop asks about it."""
+    known = {"in_place": True, "decodes": True, "tokens": [mx.zeros(1)]}
+    return SimpleNamespace(**known | values)
+
+
+def make_loop(cold: Any = None) -> Loop:
+    core: Any = SimpleNamespace(scheduler=None, cold=cold)
+    return Loop(core, None)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("wrote", [False, True])
 def test_restored_blocks_wait_until_the_device_is_free(wrote: bool) -> None:
     """SC-9: what the disk brings is written by an operation, a copy while others read."""
-    cold = SimpleNamespace(wrote=wrote)
-    core: Any = SimpleNamespace(scheduler=None, cold=cold)
-    loop = Loop(core, None)  # type: ignore[arg-type]
-    step: Any = SimpleNamespace(in_place=True, tokens=[mx.zeros(1)])
+    loop = make_loop(SimpleNamespace(wrote=wrote))
 
-    assert loop._starts_early(step, step) == (not wrote)
-    assert not loop._starts_early(step, None)
-    assert not loop._starts_early(None, step)
-    assert not loop._starts_early(SimpleNamespace(in_place=False), step)  # type: ignore[arg-type]
-    assert not loop._starts_early(step, SimpleNamespace(tokens=[]))  # type: ignore[arg-type]
+    assert loop._starts_early(stub(), stub()) == (not wrote)
+
+
+@pytest.mark.parametrize(
+    ("step", "previous", "early"),
+    [
+        (stub(), stub(), True),
+        (stub(decodes=False), stub(), True),
+        (stub(), stub(decodes=False), True),
+        (stub(decodes=False), stub(decodes=False), False),
+        (stub(in_place=False), stub(), False),
+        (stub(), stub(in_place=False), False),
+        (stub(), stub(tokens=[]), False),
+        (stub(), None, False),
+        (None, stub(), False),
+    ],
+)
+def test_both_steps_write_in_place_and_one_of_them_decodes(
+    step: Any, previous: Any, early: bool
+) -> None:
+    """SC-9: a step that operations compute is waited for, and slices are never two at once."""
+    assert make_loop()._starts_early(step, previous) == early
+
+
+def test_a_step_is_measured_from_when_it_has_the_device(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """TG-1: what a prefill takes does not contain the step before it."""
+    took: list[float] = []
+    cold = SimpleNamespace(record_step=lambda _, seconds: took.append(seconds))
+    loop, plan = make_loop(cold), SimpleNamespace(num_tokens=9, num_decode_rows=1)
+    clock = iter((10.0, 13.0, 20.0))
+    monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
+    for started_at in (4.0, 6.0, 18.0):  # the second one behind the first, the third alone
+        loop._measure(stub(started_at=started_at, plan=plan))
+
+    assert took == [6.0, 3.0, 2.0]
+
+
+def test_writes_by_operations_are_told_apart(
+    load: Load, goldens: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SC-9: where a kernel is not taken on a device that has some, steps start late."""
+    if emulator.compiler() is None:
+        pytest.skip("no g++ builds kernels here")
+    taken = dispatch.takes_kernel
+    refused = {"prepare_heads", "decode_projected"}
+
+    def takes_kernel(operation: str, *args: Any, **kwargs: Any) -> bool:
+        return operation not in refused and taken(operation, *args, **kwargs)
+
+    monkeypatch.setattr(dispatch, "takes_kernel", takes_kernel)
+    steps: list[Step] = []
+    start = Step.start
+    monkeypatch.setattr(Step, "start", lambda self: (steps.append(self), start(self))[1])
+    prompt = goldens["story_short"]
+    with launch.using(HostBackend(checked=False, orders=(0,))):
+        answer = load().generate(prompt["ids"], max_tokens=3).tokens
+
+    assert list(answer) == prompt["f32"]["tokens"][:3]
+    assert not any(step.in_place for step in steps)

@@ -7,8 +7,17 @@ import numpy as np
 import pytest
 
 from neve.layers.gated_norm import GatedGroupNorm, GatedRMSNorm
+from neve.metal import gated_norm, norms
 
 pytestmark = pytest.mark.mlx
+
+
+@pytest.fixture(autouse=True, params=[False, True], ids=["by-mlx", "by-operations"])
+def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compute norms of few elements by MLX's own, or as where operations are fused on a CPU."""
+    if request.param:
+        for module in (norms, gated_norm):
+            monkeypatch.setattr(module, "is_few", lambda x: x.size <= norms.FEW_ELEMENTS)
 
 
 def silu(x: np.ndarray) -> np.ndarray:

@@ -6,8 +6,16 @@ import pytest
 
 from neve.layers import norms
 from neve.layers.norms import ZeroCentredRMSNorm
+from neve.metal import norms as operations
 
 pytestmark = pytest.mark.mlx
+
+
+@pytest.fixture(autouse=True, params=[False, True], ids=["by-mlx", "by-operations"])
+def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compute norms of few elements by MLX's own, or as where operations are fused on a CPU."""
+    if request.param:
+        monkeypatch.setattr(operations, "is_few", lambda x: x.size <= norms.FEW_ELEMENTS)
 
 
 def draw(*shape: int) -> np.ndarray:
@@ -87,11 +95,12 @@ def test_a_norm_adds_what_it_norms(kind: type, num_tokens: int) -> None:
         assert mx.array_equal(got[1], layer(want))
 
 
-def test_rows_are_added_alone() -> None:
+@pytest.mark.parametrize("chosen", [[1, 4], [3], [0, 1, 2, 3, 4]], ids=["some", "one", "all"])
+def test_rows_are_added_alone(chosen: list[int]) -> None:
     """FW-2: rows that want logits have the bits that they have among all."""
     layer = norms.RMSNorm(64, eps=1e-6)
     x, delta = mx.random.normal((2, 5, 64), key=mx.random.key(2))
-    rows = mx.array([4, 1])
+    rows = mx.array(chosen)
 
     assert mx.array_equal(layer.add_rows(x, delta, rows), layer((x + delta)[rows]))
     assert mx.array_equal(layer.add_rows(x, None, rows), layer(x[rows]))

@@ -130,9 +130,10 @@ def test_a_norm_behind_a_block_takes_no_launch_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("delta", [None, 2.0])
-def test_rows_after_the_last_block(delta: float | None) -> None:
-    """FW-2: only the rows that are asked for are normed."""
-    norm, x, chosen = RMSNorm(64, eps=1e-5), rows(4), mx.array([3, 1])
+@pytest.mark.parametrize("asked", [[1, 3], [0, 1, 2, 3]], ids=["some", "all"])
+def test_rows_after_the_last_block(asked: list[int], delta: float | None) -> None:
+    """FW-2: only the rows that are asked for are normed, which may be all."""
+    norm, x, chosen = RMSNorm(64, eps=1e-5), rows(4), mx.array(asked)
     stream = Stream(x, None if delta is None else x * delta)
 
     assert mx.array_equal(stream.norm_rows(norm, chosen), norm(value(stream)[chosen]))

@@ -19,11 +19,11 @@ def ask(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str | None], None
         monkeypatch.delenv("NEVE_FUSE", raising=False)
         if value is not None:
             monkeypatch.setenv("NEVE_FUSE", value)
-        fusion.is_asked.cache_clear()
+        fusion._is_asked.cache_clear()
 
     yield ask
     monkeypatch.undo()
-    fusion.is_asked.cache_clear()
+    fusion._is_asked.cache_clear()
 
 
 @fused

@@ -12,6 +12,7 @@ from neve.metal.launch import Kernel, Launch, MlxBackend
 pytestmark = pytest.mark.mlx
 
 KERNEL = Kernel("gated_activation", ("joined", "ip"), ("out",))
+LONGER = Kernel("longer", ("q", "sinks", "ip"), ("out", "stats", "next"))
 LAUNCH = Launch({"T": mx.float32}, (32, 1, 1), (32, 1, 1), [((1, 4), mx.float32)])
 
 
@@ -115,6 +116,73 @@ def test_mlx_is_given_a_kernel_once_for_each_kind_of_inputs(gpu: MlxBackend) -> 
     call = maker.called[0]
     assert (call["grid"], call["template"]) == ((32, 1, 1), [("T", mx.float32)])
     assert (call["output_shapes"], call["output_dtypes"]) == ([(1, 4)], [mx.float32])
+
+
+@pytest.mark.parametrize(
+    ("names", "inputs", "outputs", "first_line"),
+    [
+        ((), ("q", "sinks", "ip"), ("out", "stats", "next"), ""),
+        (("sinks",), ("q", "ip"), ("out", "stats", "next"), "auto sinks = q;"),
+        (("stats",), ("q", "sinks", "ip"), ("out", "next"), "auto stats = next;"),
+        (
+            ("stats", "ip", "sinks", "out"),
+            ("q",),
+            ("next",),
+            "auto sinks = q; auto ip = q; auto out = next; auto stats = next;",
+        ),
+    ],
+    ids=["none", "an-input", "an-output", "several"],
+)
+def test_what_a_launch_leaves_out_is_another_name_for_what_is_there(
+    names: Sequence[str],
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+    first_line: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """PK-1: of the first input or the last output, in a body with as many lines."""
+    text = "// a body\n  next[0] = 1;\n"
+    monkeypatch.setattr(launch, "source_text", lambda name: text)
+    kernel = LONGER.without(*names)
+
+    assert (kernel.inputs, kernel.outputs) == (inputs, outputs)
+    assert kernel.body.splitlines()[0].split() == [*first_line.split(), "//", "a", "body"]
+    assert kernel.body.splitlines()[1:] == text.splitlines()[1:]
+
+
+def test_kernels_that_leave_out_different_things_have_different_names(
+    gpu: MlxBackend,
+) -> None:
+    """PK-1: their bodies are not the same, and MLX tells them apart by their names."""
+    maker: Any = gpu._make
+    kernel = Kernel("gated_activation", ("joined", "ip", "bias"), ("token", "out"))
+    some, numbers = mx.zeros((1, 8)), launch.ints(1, 4)
+    kernel(some, numbers, numbers, launch=LAUNCH)
+    kernel.without("bias")(some, numbers, launch=LAUNCH)
+    kernel.without("bias", "token")(some, numbers, launch=LAUNCH)
+
+    assert [made["name"] for made in maker.made] == [
+        "neve_gated_activation_float32_int32_int32",
+        "neve_gated_activation_no_bias_float32_int32",
+        "neve_gated_activation_no_bias_no_token_float32_int32",
+    ]
+    assert maker.made[2]["input_names"] == ["joined", "ip"]
+    assert maker.made[2]["output_names"] == ["out"]
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (("x",), "'x'"),
+        (("sinks", "x"), "'x'"),
+        (("q",), "'q'"),
+        (("next", "stats"), "'next'"),
+    ],
+)
+def test_what_cannot_be_left_out_is_refused(names: Sequence[str], message: str) -> None:
+    """PK-1: a name of nothing, and what others' names stand for."""
+    with pytest.raises(ValueError, match=message):
+        LONGER.without(*names)
 
 
 def test_numbers_are_kept() -> None:

@@ -219,6 +219,25 @@ def test_scores_of_a_thousand(longest: int) -> None:
     assert_close(actual, naive(q, *where, scale=1.0), mx.float32)
 
 
+@pytest.mark.parametrize("longest", [WHOLE, SPLIT])
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
+@pytest.mark.parametrize("slope", [-2.0, -0.5, 0.03, 0.5, 2.0])
+def test_scores_may_rise_or_fall_along_a_context(
+    slope: float, dtype: mx.Dtype, longest: int
+) -> None:
+    """PK-1: what weights are relative to follows the greatest score, before they overflow."""
+    drawn = random_pages(dtype, 17, Layout(heads=2, size=16, dims=64, v_dims=64))
+    nth = mx.arange(17 * 16).reshape(17, 1, 16, 1)
+    keys = (nth * (slope / 64) + 0.3 * drawn.keys).astype(dtype)
+    tables, row = mx.arange(1, 17, dtype=mx.int32)[None], mx.array([0], mx.int32)
+    where = (attrs.evolve(drawn, keys=keys), tables, row, mx.array([250], mx.int32))
+    q = mx.ones((1, 4, 64), dtype)
+    with launch.using(emulator.HostBackend(orders=(0,))):
+        actual = paged_decode(q, *where, longest=longest, scale=1.0)
+
+    assert_close(actual, naive(q, *where, scale=1.0), dtype)
+
+
 @pytest.mark.parametrize("window", [None, 7])
 @pytest.mark.parametrize(("length", "start"), [(1, 60), (3, 87), (4, 0), (11, 79), (16, 47)])
 def test_a_short_slice_is_causal_over_its_pages(

@@ -182,6 +182,7 @@ MUTANTS: Mapping[str, Sequence[Mutant]] = {
         Mutant("sums not rescaled", "acc[r * VEC + e] *= fade;", ""),
         Mutant("a total not rescaled", "own_sum[k] *= fades[k];", ""),
         Mutant("never rescaled", "if (simd_any(rises)) {", "if (simd_any(base < 0)) {"),
+        Mutant("rescaled too late", "own_most[k] + SLACK", "own_most[k] + 200.0f"),
         Mutant("another pair's rescaling", "lane, r / OWN * (LPT / SPREAD)", "lane, 0"),
         Mutant("another pair's weight", "(u * APART + r / OWN)", "(u * APART)"),
         Mutant("another pair's total", "(own * APART + r / OWN)", "(own * APART)"),
