@@ -119,11 +119,11 @@ def _check(kind: Shape, width: int, seed: int = 1) -> None:
     tables[0, 0], tables[0, -2], tables[2, 1] = 0, 0, 0
     positions = mx.array([end - 1, end // 2, page.size + 1], mx.int32)
     slots = Slots(tables, mx.array([0, 1, 2], mx.int32), positions)
-    projected = _noise(seed, kind.dtype, 3, width)
+    projected = dispatch.noise(seed, kind.dtype, 3, width)
     turns, norms = _turns(making, seed + 1), _norms(making, shape, kind.dtype, seed + 2)
     scoring: Scoring = {"scale": page.dims**-0.5, "softcap": 2.0 if kind.capped else None}
     if kind.sunk:
-        scoring["sinks"] = _noise(seed + 5, mx.float32, shape.num_heads)
+        scoring["sinks"] = dispatch.noise(seed + 5, mx.float32, shape.num_heads)
     window = 2 * page.size + 3
     for longest, seen in ((1, None), (3 * paged_plan.UNSPLIT // 2, None), (end, window)):
         scoring["window"] = seen
@@ -154,9 +154,8 @@ def _pages(kind: Shape, num_pages: int, seed: int) -> Pages:
 def _turns(making: Making, seed: int) -> Turns | None:
     if not making.turned_dims:
         return None
-    angles = _noise(seed, mx.float32, 3, making.turned_dims // 2)
-    factors = mx.concatenate([mx.cos(angles), mx.sin(angles)], axis=-1)
-    return Turns(factors, making.interleaved)
+    angles = dispatch.noise(seed, mx.float32, 3, making.turned_dims // 2)
+    return Turns.by(angles, interleaved=making.interleaved)
 
 
 def _norms(making: Making, shape: HeadShape, dtype: mx.Dtype, seed: int) -> Norms:
@@ -165,17 +164,13 @@ def _norms(making: Making, shape: HeadShape, dtype: mx.Dtype, seed: int) -> Norm
         None
         if code == 0
         else ProbeNorm(
-            _noise(seed + i, dtype, n) if code > 1 else None,
+            dispatch.noise(seed + i, dtype, n) if code > 1 else None,
             0.1 * (i + 1),
             zero_centred=code == 3,
         )
         for i, (code, n) in enumerate(zip(making.norms, dims, strict=True))
     )
     return q, k, v
-
-
-def _noise(seed: int, dtype: mx.Dtype, *shape: int) -> mx.array:
-    return mx.random.normal(shape, key=mx.random.key(seed)).astype(dtype)
 
 
 def _probe(

@@ -132,6 +132,11 @@ def takes_kernel(
     return _VERDICTS[key]
 
 
+def noise(seed: int, dtype: mx.Dtype, *shape: int) -> mx.array:
+    """Return numbers to try a kernel on, drawn from `seed`."""
+    return mx.random.normal(shape, key=mx.random.key(seed)).astype(dtype)
+
+
 def compare(got: Sequence[mx.array], want: Sequence[mx.array]) -> None:
     """Compare what a kernel wrote with what its reference says.
 

@@ -128,6 +128,11 @@ class Turns:
     factors: mx.array
     interleaved: bool = False
 
+    @classmethod
+    def by(cls, angles: mx.array, *, interleaved: bool = False) -> Turns:
+        """Return the rotation by `angles [T, dims/2]`, float32, in radians."""
+        return cls(mx.concatenate([mx.cos(angles), mx.sin(angles)], axis=-1), interleaved)
+
     @property
     def dims(self) -> int:
         """Elements of a head that are rotated."""

@@ -268,11 +268,10 @@ def _check(
     seed: int = 1,
 ) -> None:
     """Compare kernel and reference on three tokens of two sequences."""
-    rows = _noise(seed, projected.dtype, 3, projected.shape[-1])
+    rows = dispatch.noise(seed, projected.dtype, 3, projected.shape[-1])
     if turns is not None:
-        angles = _noise(seed + 1, mx.float32, 3, turns.dims // 2)
-        factors = mx.concatenate([mx.cos(angles), mx.sin(angles)], axis=-1)
-        turns = Turns(factors, turns.interleaved)
+        angles = dispatch.noise(seed + 1, mx.float32, 3, turns.dims // 2)
+        turns = Turns.by(angles, interleaved=turns.interleaved)
     if pages is None:
         got, _ = prepare_heads_kernel(rows, None, None, turns, shape, norms)
         want, _ = prepare_heads_reference(rows, None, None, turns, shape, norms)
@@ -295,13 +294,9 @@ def _check(
     )
 
 
-def _noise(seed: int, dtype: mx.Dtype, *shape: int) -> mx.array:
-    return mx.random.normal(shape, key=mx.random.key(seed)).astype(dtype)
-
-
 def _check_pages(pages: Pages, dtype: mx.Dtype, seed: int) -> Pages:
-    keys = _noise(seed + 2, dtype, 5, *pages.keys.shape[1:])
-    values = _noise(seed + 3, dtype, 5, *pages.values.shape[1:])
+    keys = dispatch.noise(seed + 2, dtype, 5, *pages.keys.shape[1:])
+    values = dispatch.noise(seed + 3, dtype, 5, *pages.values.shape[1:])
     token = mx.array([5], mx.int32)
     mx.eval(keys, values, token)
     return Pages(keys, values, token)
@@ -314,7 +309,7 @@ def _probe(
     shape = HeadShape(3, 0 if form == "queries" else 2, dims, query_stride=dims + 16)
     turned_dims = dims // 2 if form == "pairs" else dims
     turns = Turns(mx.zeros((3, turned_dims)), form == "pairs")
-    weight = _noise(seed + 5, dtype, dims)
+    weight = dispatch.noise(seed + 5, dtype, dims)
     weighted = ProbeNorm(weight, 1e-5, zero_centred=False)
     centred = ProbeNorm(weight, 1e-6, zero_centred=True)
     plain = ProbeNorm(None, 1e-6, zero_centred=False)

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from neve.layers.gated_delta import CHUNK, gated_delta, unit_lower_inverse
+from neve.testing.recurrences import distance, gated_delta_by_token
 
 pytestmark = pytest.mark.mlx
 
@@ -42,20 +43,6 @@ def make_inputs(
     return [x.astype(np.float32) for x in drawn]
 
 
-def naive(inputs: Inputs) -> tuple[np.ndarray, np.ndarray]:
-    """Apply the rule token by token, in float64."""
-    q, k, v, log_g, beta, state = (x.astype(np.float64) for x in inputs)
-    q, k = (np.repeat(x, v.shape[2] // x.shape[2], axis=2) for x in (q, k))
-    outs = []
-    for t in range(v.shape[1]):
-        state = state * np.exp(log_g[:, t])[..., None, None]
-        recalled = np.einsum("nhvk,nhk->nhv", state, k[:, t])
-        u = beta[:, t, :, None] * (v[:, t] - recalled)
-        state = state + u[..., None] * k[:, t, :, None]
-        outs.append(np.einsum("nhvk,nhk->nhv", state, q[:, t]))
-    return np.stack(outs, axis=1), state
-
-
 def run(inputs: Inputs) -> tuple[np.ndarray, np.ndarray]:
     """Apply it as the product does."""
     out, state = gated_delta(*map(mx.array, inputs))
@@ -78,19 +65,13 @@ def run_by_steps(inputs: Inputs) -> tuple[np.ndarray, np.ndarray]:
     return np.array(mx.concatenate(outs, axis=1)), np.array(state)
 
 
-def distance(actual: tuple[np.ndarray, ...], expected: tuple[np.ndarray, ...]) -> float:
-    """Return the largest difference of any array, as a share of the largest element."""
-    pairs = zip(actual, expected, strict=True)
-    return max(float(np.abs(a - e).max() / np.abs(e).max()) for a, e in pairs)
-
-
 @pytest.mark.parametrize("length", LENGTHS)
 @pytest.mark.parametrize("heads", [(2, 4), (3, 3), (1, 6)])
 def test_chunks_are_the_recurrence(length: int, heads: tuple[int, int]) -> None:
     """FA-2: any number of tokens, from any state, key heads shared or not."""
     inputs = make_inputs(length, heads=heads)
 
-    assert distance(run(inputs), naive(inputs)) < 1e-6
+    assert distance(run(inputs), gated_delta_by_token(inputs)) < 1e-6
 
 
 @pytest.mark.parametrize("length", LENGTHS[:-1])
@@ -99,7 +80,7 @@ def test_steps_are_the_recurrence_and_equal_chunks(length: int) -> None:
     inputs = make_inputs(length, num_rows=2)
 
     stepped = run_by_steps(inputs)
-    assert distance(stepped, naive(inputs)) < 1e-6
+    assert distance(stepped, gated_delta_by_token(inputs)) < 1e-6
     assert distance(run(inputs), stepped) < 1e-6
 
 
@@ -118,7 +99,7 @@ def test_any_cuts_give_the_same(lengths: list[int], seed: int) -> None:
         start += length
 
     sliced = np.array(mx.concatenate(outs, axis=1)), np.array(state)
-    assert distance(sliced, naive(inputs)) < 1e-6
+    assert distance(sliced, gated_delta_by_token(inputs)) < 1e-6
 
 
 @pytest.mark.parametrize("length", LENGTHS)
@@ -143,7 +124,7 @@ def test_decays_may_be_extreme(length: int, log_g: float) -> None:
     inputs = make_inputs(length)
     inputs[3][:] = log_g
 
-    assert distance(run(inputs), naive(inputs)) < 2e-6
+    assert distance(run(inputs), gated_delta_by_token(inputs)) < 2e-6
 
 
 @pytest.mark.parametrize("log_g", [-20.0, -1e5])
@@ -152,7 +133,7 @@ def test_a_strong_decay_blurs_no_weak_one_beside_it(log_g: float) -> None:
     inputs = make_inputs(200)
     inputs[3][:, ::9] = log_g
 
-    assert distance(run(inputs), naive(inputs)) < 1e-6
+    assert distance(run(inputs), gated_delta_by_token(inputs)) < 1e-6
 
 
 @pytest.mark.parametrize("beta", [0.5, 0.99, 1.0])
@@ -166,7 +147,7 @@ def test_keys_may_be_equal(beta: float, log_g: float) -> None:
     inputs[1][:] = inputs[1][:, :1]
     inputs[3][:], inputs[4][:] = log_g, beta
 
-    assert distance(run(inputs), naive(inputs)) < 2e-6
+    assert distance(run(inputs), gated_delta_by_token(inputs)) < 2e-6
 
 
 def test_a_rate_of_zero_leaves_the_state_to_fade() -> None:
@@ -187,7 +168,7 @@ def test_the_state_stays_float32(length: int) -> None:
     out, after = apply(narrow, state)
 
     widened = [np.array(x.astype(mx.float32)) for x in narrow]
-    expected = naive([*widened, np.array(state)])
+    expected = gated_delta_by_token([*widened, np.array(state)])
     assert (out.dtype, after.dtype) == (mx.bfloat16, mx.float32)
     assert distance((np.array(after),), expected[1:]) < 1e-6
 

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from neve.layers.mamba2 import mamba2, time_step
+from neve.testing.recurrences import distance, mamba2_by_token
 
 pytestmark = pytest.mark.mlx
 
@@ -38,18 +39,6 @@ def make_inputs(
     b, c = rng.normal(size=(2, num_rows, length, groups, n))
     state = rng.normal(size=(num_rows, num_heads, p, n))
     return [t.astype(np.float32) for t in (x, dt, a, b, c, state)]
-
-
-def naive(inputs: Inputs) -> tuple[np.ndarray, np.ndarray]:
-    """Apply the rule token by token, in float64."""
-    x, dt, a, b, c, state = (t.astype(np.float64) for t in inputs)
-    b, c = (np.repeat(t, x.shape[2] // t.shape[2], axis=2) for t in (b, c))
-    outs = []
-    for t in range(x.shape[1]):
-        new = (dt[:, t, :, None] * x[:, t])[..., None] * b[:, t, :, None]
-        state = state * np.exp(dt[:, t] * a)[..., None, None] + new
-        outs.append(np.einsum("nhpi,nhi->nhp", state, c[:, t]))
-    return np.stack(outs, axis=1), state
 
 
 def apply(
@@ -79,19 +68,13 @@ def run_in_cuts(inputs: Inputs, lengths: Sequence[int]) -> tuple[np.ndarray, np.
     return np.array(mx.concatenate(outs, axis=1)), np.array(state)
 
 
-def distance(actual: tuple[np.ndarray, ...], expected: tuple[np.ndarray, ...]) -> float:
-    """Return the largest difference of any array, as a share of the largest element."""
-    pairs = zip(actual, expected, strict=True)
-    return max(float(np.abs(a - e).max() / np.abs(e).max()) for a, e in pairs)
-
-
 @pytest.mark.parametrize("length", LENGTHS)
 @pytest.mark.parametrize("heads", [(2, 4), (3, 3), (1, 6)])
 def test_chunks_are_the_recurrence(length: int, heads: tuple[int, int]) -> None:
     """FA-7: any number of tokens, from any state, `B` and `C` shared or not."""
     inputs = make_inputs(length, heads=heads)
 
-    assert distance(run(inputs), naive(inputs)) < 1e-6
+    assert distance(run(inputs), mamba2_by_token(inputs)) < 1e-6
 
 
 @pytest.mark.parametrize("length", LENGTHS[:-1])
@@ -100,7 +83,7 @@ def test_steps_are_the_recurrence_and_equal_chunks(length: int) -> None:
     inputs = make_inputs(length, num_rows=2)
     stepped = run_in_cuts(inputs, [1] * length)
 
-    assert distance(stepped, naive(inputs)) < 1e-6
+    assert distance(stepped, mamba2_by_token(inputs)) < 1e-6
     assert distance(run(inputs), stepped) < 1e-6
 
 
@@ -109,7 +92,7 @@ def test_the_chunk_changes_nothing(chunk: int) -> None:
     """FA-7: how many tokens are computed at once is a matter of speed."""
     inputs = make_inputs(300, num_rows=2)
 
-    assert distance(run(inputs, chunk), naive(inputs)) < 1e-6
+    assert distance(run(inputs, chunk), mamba2_by_token(inputs)) < 1e-6
 
 
 @given(
@@ -120,7 +103,7 @@ def test_any_cuts_give_the_same(lengths: list[int], seed: int) -> None:
     """SC-1: the state carries over from slice to slice."""
     inputs = make_inputs(sum(lengths), seed=seed)
 
-    assert distance(run_in_cuts(inputs, lengths), naive(inputs)) < 1e-6
+    assert distance(run_in_cuts(inputs, lengths), mamba2_by_token(inputs)) < 1e-6
 
 
 @pytest.mark.parametrize("length", LENGTHS)
@@ -146,7 +129,7 @@ def test_decays_may_be_extreme(length: int, log_g: float) -> None:
     inputs = make_inputs(length)
     inputs[1][:], inputs[2][:] = 0.5, 2 * log_g
 
-    assert distance(run(inputs), naive(inputs)) < 2e-6
+    assert distance(run(inputs), mamba2_by_token(inputs)) < 2e-6
 
 
 @pytest.mark.parametrize("log_g", [-20.0, -1e5])
@@ -156,7 +139,7 @@ def test_a_strong_decay_blurs_no_weak_one_beside_it(log_g: float) -> None:
     inputs[2][:] = -1.0
     inputs[1][:, ::9] = -log_g
 
-    assert distance(run(inputs), naive(inputs)) < 1e-6
+    assert distance(run(inputs), mamba2_by_token(inputs)) < 1e-6
 
 
 def test_a_time_step_of_zero_changes_nothing() -> None:
@@ -166,7 +149,7 @@ def test_a_time_step_of_zero_changes_nothing() -> None:
     out, state = run(inputs)
 
     assert np.array_equal(state, inputs[5])
-    assert distance((out,), naive(inputs)[:1]) < 1e-6
+    assert distance((out,), mamba2_by_token(inputs)[:1]) < 1e-6
 
 
 @pytest.mark.parametrize("length", [1, 200])
@@ -176,7 +159,7 @@ def test_it_is_float32(length: int) -> None:
     narrow = [t.astype(mx.bfloat16) for t in (x, dt, b, c)]
     out, after = apply(narrow, a, state)
     x, dt, b, c = (t.astype(mx.float32) for t in narrow)
-    expected = naive([np.array(t) for t in (x, dt, a, b, c, state)])
+    expected = mamba2_by_token([np.array(t) for t in (x, dt, a, b, c, state)])
 
     assert out.dtype == after.dtype == mx.float32
     assert distance((np.array(out), np.array(after)), expected) < 1e-6

@@ -64,9 +64,7 @@ class Case:
     def turns(self) -> Turns | None:
         if not self.rotated:
             return None
-        angles = draw(3, ROWS, self.rotated // 2)
-        factors = mx.concatenate([mx.cos(angles), mx.sin(angles)], axis=-1)
-        return Turns(factors, self.interleaved)
+        return Turns.by(draw(3, ROWS, self.rotated // 2), interleaved=self.interleaved)
 
     def projected(self) -> mx.array:
         return draw(4, ROWS, self.shape.ends[2] + 8, dtype=self.dtype)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from typing import TypeAlias
 
 import mlx.core as mx
@@ -17,6 +17,7 @@ from neve.metal.gated_delta import Columns, gated_delta, gated_delta_mixed
 from neve.metal.gated_delta import _check_mixed, _check_plain, _unit  # isort: skip
 from neve.testing.kernels import emulator
 from neve.testing.kernels.emulator import HostBackend
+from neve.testing.recurrences import distance, gated_delta_by_token
 
 pytestmark = [
     pytest.mark.mlx,
@@ -58,32 +59,12 @@ def unit(x: np.ndarray) -> np.ndarray:
     return x / np.sqrt((x**2).sum(axis=-1, keepdims=True) + EPS)
 
 
-def naive(inputs: Inputs) -> tuple[np.ndarray, np.ndarray]:
-    """Apply the rule token by token, in float64."""
-    q, k, v, log_g, beta, state = (x.astype(np.float64) for x in inputs)
-    q, k = (np.repeat(x, v.shape[2] // x.shape[2], axis=2) for x in (q, k))
-    outs = []
-    for t in range(v.shape[1]):
-        state = state * np.exp(log_g[:, t])[..., None, None]
-        recalled = np.einsum("nhvk,nhk->nhv", state, k[:, t])
-        u = beta[:, t, :, None] * (v[:, t] - recalled)
-        state = state + u[..., None] * k[:, t, :, None]
-        outs.append(np.einsum("nhvk,nhk->nhv", state, q[:, t]))
-    return np.stack(outs, axis=1), state
-
-
 def run(inputs: Inputs, dtype: mx.Dtype = mx.float32) -> tuple[np.ndarray, np.ndarray]:
     """Apply it as the product does, with values in some dtype."""
     q, k, v, log_g, beta, state = map(mx.array, inputs)
     out, after = gated_delta(q, k, v.astype(dtype), log_g, beta, state)
     assert out.dtype == dtype
     return np.array(out.astype(mx.float32)), np.array(after)
-
-
-def distance(actual: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> float:
-    """Return the largest difference of any array, as a share of the largest element."""
-    pairs = zip(actual, expected, strict=True)
-    return max(float(np.abs(a - e).max() / np.abs(e).max()) for a, e in pairs)
 
 
 @pytest.mark.parametrize("num_rows", [1, 3])
@@ -93,7 +74,7 @@ def test_the_kernel_is_the_recurrence(length: int, num_rows: int) -> None:
     inputs = make_inputs(length, num_rows=num_rows)
     before = dispatch.counts().get("gated_delta:host", 0)
 
-    assert distance(run(inputs), naive(inputs)) < 1e-6
+    assert distance(run(inputs), gated_delta_by_token(inputs)) < 1e-6
     assert dispatch.counts()["gated_delta:host"] == before + 1
 
 
@@ -110,7 +91,7 @@ def test_heads_share_keys(length: int, num_rows: int, key_heads: int, group: int
     inputs = make_inputs(length, num_rows=num_rows, heads=heads, seed=length)
 
     with launch.using(HostBackend()):
-        assert distance(run(inputs), naive(inputs)) < 1e-6
+        assert distance(run(inputs), gated_delta_by_token(inputs)) < 1e-6
 
 
 @pytest.mark.parametrize("dims", [(64, 16), (128, 40), (256, 16)])
@@ -118,7 +99,7 @@ def test_heads_of_any_size(dims: tuple[int, int]) -> None:
     """PK-1: wide and narrow keys, and values that fill no threadgroup."""
     inputs = make_inputs(11, dims=dims)
 
-    assert distance(run(inputs), naive(inputs)) < 1e-6
+    assert distance(run(inputs), gated_delta_by_token(inputs)) < 1e-6
 
 
 @pytest.mark.parametrize("cuts", [(1, 69), (8, 62), (30, 1, 39), (1,) * 12])
@@ -134,7 +115,7 @@ def test_cuts_give_the_same(cuts: tuple[int, ...]) -> None:
 
     whole = run(inputs)
     assert distance((np.concatenate(outs, axis=1), state), whole) < 1e-6
-    assert distance(whole, naive(inputs)) < 1e-6
+    assert distance(whole, gated_delta_by_token(inputs)) < 1e-6
 
 
 @pytest.mark.parametrize("beta", [0.1, 0.5, 1.0])
@@ -145,7 +126,7 @@ def test_keys_repeat_and_decays_are_extreme(log_g: float, beta: float) -> None:
     inputs[1][:] = inputs[1][:, :1]
     inputs[3][:, ::2], inputs[4][:] = log_g, beta
 
-    assert distance(run(inputs), naive(inputs)) < 2e-6
+    assert distance(run(inputs), gated_delta_by_token(inputs)) < 2e-6
 
 
 def test_a_rate_of_zero_leaves_the_state_to_fade() -> None:
@@ -153,7 +134,7 @@ def test_a_rate_of_zero_leaves_the_state_to_fade() -> None:
     inputs = make_inputs(31)
     inputs[4][:] = 0.0
 
-    assert distance(run(inputs), naive(inputs)) < 1e-6
+    assert distance(run(inputs), gated_delta_by_token(inputs)) < 1e-6
 
 
 def test_large_values() -> None:
@@ -161,7 +142,7 @@ def test_large_values() -> None:
     inputs = make_inputs(31)
     inputs[2] *= 1000
 
-    assert distance(run(inputs), naive(inputs)) < 1e-6
+    assert distance(run(inputs), gated_delta_by_token(inputs)) < 1e-6
 
 
 @pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16])
@@ -169,7 +150,7 @@ def test_outputs_have_the_dtype_of_values(dtype: mx.Dtype) -> None:
     """PK-1: sums and the state are float32, an output is rounded once."""
     inputs = make_inputs(11, num_rows=2)
     inputs[2] = np.array(mx.array(inputs[2]).astype(dtype).astype(mx.float32))
-    (out, state), (expected, after) = run(inputs, dtype), naive(inputs)
+    (out, state), (expected, after) = run(inputs, dtype), gated_delta_by_token(inputs)
 
     assert distance((state,), (after,)) < 1e-6
     assert distance((out,), (expected,)) < (2**-8 if dtype == mx.bfloat16 else 2**-11)
@@ -206,7 +187,7 @@ def test_rates_and_norms_are_made_in_the_kernel(length: int, dtype: mx.Dtype) ->
     log_g = -np.exp(log_a) * np.logaddexp(rows[..., 14:] + dt_bias, 0)
     beta = 1 / (1 + np.exp(-rows[..., 5:9]))
     v = mixed[..., 128:].reshape(v.shape)
-    expected = naive([unit(q) * 32**-0.5, unit(k), v, log_g, beta, state])
+    expected = gated_delta_by_token([unit(q) * 32**-0.5, unit(k), v, log_g, beta, state])
     out, after = (np.array(x.astype(mx.float32)) for x in got)
     assert got[0].dtype == dtype
     assert distance((after,), expected[1:]) < 2e-6
@@ -220,7 +201,7 @@ def test_keys_that_no_kernel_takes() -> None:
     inputs = make_inputs(3, dims=(16, 8))
     before = dispatch.counts().get("gated_delta:ops", 0)
 
-    assert distance(run(inputs), naive(inputs)) < 1e-6
+    assert distance(run(inputs), gated_delta_by_token(inputs)) < 1e-6
     assert dispatch.counts()["gated_delta:ops"] == before + 1
 
 

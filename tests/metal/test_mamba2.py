@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from typing import TypeAlias
 
 import mlx.core as mx
@@ -15,6 +15,7 @@ from neve.metal import dispatch, launch
 from neve.metal.mamba2 import Rates, _check_mixed, _check_plain, mamba2, mamba2_mixed
 from neve.testing.kernels import emulator
 from neve.testing.kernels.emulator import HostBackend
+from neve.testing.recurrences import distance, mamba2_by_token
 
 pytestmark = [
     pytest.mark.mlx,
@@ -50,29 +51,11 @@ def make_inputs(
     return [t.astype(np.float32) for t in (x, dt, a, b, c, state)]
 
 
-def naive(inputs: Inputs) -> tuple[np.ndarray, np.ndarray]:
-    """Apply the rule token by token, in float64."""
-    x, dt, a, b, c, state = (t.astype(np.float64) for t in inputs)
-    b, c = (np.repeat(t, x.shape[2] // t.shape[2], axis=2) for t in (b, c))
-    outs = []
-    for t in range(x.shape[1]):
-        new = (dt[:, t, :, None] * x[:, t])[..., None] * b[:, t, :, None]
-        state = state * np.exp(dt[:, t] * a)[..., None, None] + new
-        outs.append(np.einsum("nhpi,nhi->nhp", state, c[:, t]))
-    return np.stack(outs, axis=1), state
-
-
 def run(inputs: Inputs) -> tuple[np.ndarray, np.ndarray]:
     """Apply it as the product does."""
     x, dt, a, b, c, state = map(mx.array, inputs)
     out, after = mamba2(x, dt, a, b, c, state, chunk=64)
     return np.array(out), np.array(after)
-
-
-def distance(actual: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> float:
-    """Return the largest difference of any array, as a share of the largest element."""
-    pairs = zip(actual, expected, strict=True)
-    return max(float(np.abs(a - e).max() / np.abs(e).max()) for a, e in pairs)
 
 
 @pytest.mark.parametrize("num_rows", [1, 3])
@@ -82,7 +65,7 @@ def test_the_kernel_is_the_recurrence(length: int, num_rows: int) -> None:
     inputs = make_inputs(length, num_rows=num_rows)
     before = dispatch.counts().get("mamba2:host", 0)
 
-    assert distance(run(inputs), naive(inputs)) < 1e-6
+    assert distance(run(inputs), mamba2_by_token(inputs)) < 1e-6
     assert dispatch.counts()["mamba2:host"] == before + 1
 
 
@@ -98,7 +81,7 @@ def test_heads_share_groups(length: int, num_rows: int, groups: int, size: int) 
     inputs = make_inputs(length, num_rows=num_rows, heads=(groups, groups * size), seed=length)
 
     with launch.using(HostBackend()):
-        assert distance(run(inputs), naive(inputs)) < 1e-6
+        assert distance(run(inputs), mamba2_by_token(inputs)) < 1e-6
 
 
 @pytest.mark.parametrize("dims", [(16, 64), (40, 128), (16, 256)])
@@ -106,7 +89,7 @@ def test_heads_of_any_size(dims: tuple[int, int]) -> None:
     """PK-1: wide and narrow states, and inputs that fill no threadgroup."""
     inputs = make_inputs(11, dims=dims)
 
-    assert distance(run(inputs), naive(inputs)) < 1e-6
+    assert distance(run(inputs), mamba2_by_token(inputs)) < 1e-6
 
 
 @pytest.mark.parametrize("cuts", [(1, 69), (8, 62), (30, 1, 39), (1,) * 12])
@@ -122,7 +105,7 @@ def test_cuts_give_the_same(cuts: tuple[int, ...]) -> None:
 
     whole = run(inputs)
     assert distance((np.concatenate(outs, axis=1), state), whole) < 1e-6
-    assert distance(whole, naive(inputs)) < 1e-6
+    assert distance(whole, mamba2_by_token(inputs)) < 1e-6
 
 
 @pytest.mark.parametrize("log_g", [0.0, -1e-9, -1e-4, -20.0, -1e5])
@@ -132,7 +115,7 @@ def test_inputs_repeat_and_decays_are_extreme(log_g: float) -> None:
     inputs[3][:] = inputs[3][:, :1]
     inputs[1][:], inputs[2][:] = 0.5, 2 * log_g
 
-    assert distance(run(inputs), naive(inputs)) < 2e-6
+    assert distance(run(inputs), mamba2_by_token(inputs)) < 2e-6
 
 
 def test_a_time_step_of_zero_changes_nothing() -> None:
@@ -142,7 +125,7 @@ def test_a_time_step_of_zero_changes_nothing() -> None:
     out, state = run(inputs)
 
     assert np.array_equal(state, inputs[5])
-    assert distance((out,), naive(inputs)[:1]) < 1e-6
+    assert distance((out,), mamba2_by_token(inputs)[:1]) < 1e-6
 
 
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16, mx.float16])
@@ -162,7 +145,7 @@ def test_steps_are_made_in_the_kernel(length: int, dtype: mx.Dtype) -> None:
 
     dt = np.array(rows.astype(mx.float32), np.float64)[..., 5:]
     dt = np.clip(np.logaddexp(dt + dt_bias, 0), 1e-6, 9.0)
-    out, after = naive([x, dt, -np.exp(log_a.astype(np.float64)), b, c, state])
+    out, after = mamba2_by_token([x, dt, -np.exp(log_a.astype(np.float64)), b, c, state])
     assert distance([np.array(t) for t in got], (out + skip[:, None] * x, after)) < 2e-6
 
 
@@ -171,7 +154,7 @@ def test_states_that_no_kernel_takes() -> None:
     inputs = make_inputs(3, dims=(8, 16))
     before = dispatch.counts().get("mamba2:ops", 0)
 
-    assert distance(run(inputs), naive(inputs)) < 1e-6
+    assert distance(run(inputs), mamba2_by_token(inputs)) < 1e-6
     assert dispatch.counts()["mamba2:ops"] == before + 1
 
 
