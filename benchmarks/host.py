@@ -23,10 +23,10 @@ from neve.engine.journal import Journal
 from neve.engine.lanes import PagedLane
 from neve.engine.loop import Loop
 from neve.engine.runner import Runner
-from neve.ids import SHARED_DOMAIN, TurnId
+from neve.ids import SHARED_DOMAIN, RequestId
 from neve.kvcache.block_allocator import BlockAllocator
 from neve.kvcache.coordinator import Coordinator
-from neve.kvcache.layer_pool import LayerPool
+from neve.pools.layer_pool import LayerPool
 from neve.sampling.params import SamplingParams
 from neve.scheduler.scheduler import Scheduler
 from neve.settings import SchedulerSettings
@@ -83,7 +83,7 @@ def _microseconds(context: int) -> float:
     prefix = [i % 4000 for i in range(context)]
     params = SamplingParams(max_tokens=8 * STEPS, ignore_eos=True)
     for i in range(ROWS):
-        handle = Handle(TurnId(i), lambda _: None)
+        handle = Handle(RequestId(i), lambda _: None)
         prompt = (*prefix, i)
         loop._serve(Submit(handle, prompt, params, SHARED_DOMAIN, time.perf_counter()))
     while loop._scheduler.stats().waiting or loop._scheduler.stats().running < ROWS:

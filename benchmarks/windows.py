@@ -22,8 +22,8 @@ from neve.ids import SequenceId
 from neve.kvcache.block_allocator import BlockAllocator
 from neve.kvcache.block_table import blocks_for
 from neve.kvcache.coordinator import Coordinator
-from neve.kvcache.layer_pool import LayerPool
 from neve.kvcache.sequence import Sequence
+from neve.pools.layer_pool import LayerPool
 
 from .figures import Figure, bounded, interleaved, random_tokens, seconds
 from .hybrids import CHECKPOINTS, VOCABULARY, _family

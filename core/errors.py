@@ -197,7 +197,7 @@ class MemoryBudgetError(NeveError, MemoryError):
     """Weights or pools do not fit into the memory that neve may use."""
 
 
-class TurnStateError(NeveError, RuntimeError):
+class RequestStateError(NeveError, RuntimeError):
     """A turn was moved along an edge that its state machine does not have."""
 
 
@@ -205,7 +205,7 @@ class EngineClosedError(NeveError, RuntimeError):
     """The model was closed, or its engine thread has ended."""
 
 
-class TurnCancelledError(NeveError):
+class RequestCancelledError(NeveError):
     """The turn was cancelled before it finished."""
 
 

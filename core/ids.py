@@ -16,7 +16,7 @@ SaltDomain = NewType("SaltDomain", int)
 SequenceId = NewType("SequenceId", int)
 """Names one sequence in every group."""
 
-TurnId = NewType("TurnId", int)
+RequestId = NewType("RequestId", int)
 """Names one request; ids rise in arrival order."""
 
 ColdKey = NewType("ColdKey", bytes)

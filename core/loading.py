@@ -29,14 +29,14 @@ from .errors import ConfigError
 from .families import discover
 from .kvcache.block_allocator import BlockAllocator
 from .kvcache.coordinator import Coordinator
-from .kvcache.flat_cache import FlatCoordinator
-from .kvcache.layer_pool import LayerPool
 from .kvcache.memory import MemoryCoordinator, PoolPlan, plan_pools
 from .kvcache.state_keeper import StateKeeper
 from .log import configure_if_unset, get_logger
 from .metal import device
 from .metal.layout import prefer_layout
 from .model import Model
+from .pools.flat_cache import FlatCoordinator
+from .pools.layer_pool import LayerPool
 from .scheduler.scheduler import Scheduler
 from .scheduler.telemetry import SchedulerCounters
 from .settings import CacheSettings, Resolved, SchedulerSettings, Settings, resolve
@@ -379,7 +379,7 @@ class _Assembly:
         """Return the keeper of states at boundaries, with the memory that it may take."""
         cache, available = self.settings.cache, device.available_bytes() or 0
         automatic = min(MAX_STATE_BYTES, available // 32)
-        asked = cache.state_checkpoint_memory_mb
+        asked = cache.state_snapshot_memory_mb
         return StateKeeper(
             cache.paged_block_size,
             self.layout.state_bytes(self.dtype.size),

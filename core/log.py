@@ -30,7 +30,7 @@ EVENTS = frozenset(
         "loading.model.loaded",
         "loading.pool.dynamic",
         "loading.setting.ignored",
-        "scheduler.turn.preempted",
+        "scheduler.request.preempted",
         "telemetry.trace.failed",
         "telemetry.turn_log.failed",
     }

@@ -32,7 +32,7 @@ class CacheSettings:
         paged_cache_memory_mb: Most that the pools may take, in MiB; None means 2048, or with
             windows what one request of the longest context takes if that is more.
         paged_cache_initial_memory_mb: What they take at load, in MiB; None means all of it.
-        state_checkpoint_memory_mb: States of recurrent layers that are kept for later turns may
+        state_snapshot_memory_mb: States of recurrent layers that are kept for later turns may
             take so much, in MiB; 0 keeps a handful whatever they take; None means a
             thirty-second of the machine's memory, at most 2048.
         state_root_owner: Owner of the root session, whose last state is given up last.
@@ -46,7 +46,7 @@ class CacheSettings:
     paged_cache_initial_memory_mb: int | None = attrs.field(
         default=None, validator=_optional_positive
     )
-    state_checkpoint_memory_mb: int | None = attrs.field(
+    state_snapshot_memory_mb: int | None = attrs.field(
         default=None, validator=validators.optional(validators.ge(0))
     )
     state_root_owner: str | None = None
@@ -219,7 +219,7 @@ ENVIRONMENT = (
         "MLX_PAGED_CACHE_INITIAL_MB", "paged_cache_initial_memory_mb", _parse_count, "wins"
     ),
     EnvironmentVariable("MLX_PAGED_CACHE_MEMORY_MB", "paged_cache_memory_mb", _parse_count),
-    EnvironmentVariable("MLX_STATE_CHECKPOINT_MB", "state_checkpoint_memory_mb", _parse_count),
+    EnvironmentVariable("MLX_STATE_CHECKPOINT_MB", "state_snapshot_memory_mb", _parse_count),
     EnvironmentVariable("MLX_CACHE_LIMIT_GB", "cache_limit_gb", float),
     EnvironmentVariable("MLX_GPU_HEADROOM_GB", "gpu_headroom_gb", float),
     EnvironmentVariable("MLX_PAGED_PREFILL_CHUNK_SIZE", "prefill_chunk_size", _parse_count),

@@ -2,7 +2,7 @@
 
 admission  propose -> begin      the scheduler has reserved the blocks
 each step  advance               what was read is written into the pools
-turn's end remember -> work      its blocks are read and handed to the writer
+request's end remember -> work      its blocks are read and handed to the writer
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ from ..coldtier.tier import ColdTier
 from ..coldtier.walk import RestorePlan
 from ..kvcache.block_identity import PrefixChain
 from ..kvcache.coordinator import Coordinator
-from ..kvcache.layer_pool import LayerPool
 from ..kvcache.state_keeper import KeptState
 from ..log import get_logger
+from ..pools.layer_pool import LayerPool
 from ..scheduler.cold_port import RestoreProgress
+from ..scheduler.request import Request
 from ..scheduler.telemetry import SchedulerCounters
-from ..scheduler.turn import Turn
 from ..telemetry.trace import Trace
 from .identification import Identification
 from .lanes import PagedLane
 from .sidecars import Offer, sidecars_of
 
 MAX_CAPTURES = 64
-"""Turns whose blocks may wait to be written; beyond, the oldest is given up."""
+"""Requests whose blocks may wait to be written; beyond, the oldest is given up."""
 
 RESTORE_BLOCKS_PER_STEP = 3
 CAPTURE_BLOCKS_PER_STEP = 2
-"""Blocks of one portion while other turns run, whose step waits for it."""
+"""Blocks of one portion while other requests run, whose step waits for it."""
 
 PACE = 12
-"""While other turns run, a portion of a capture is followed by a pause of so many times its
+"""While other requests run, a portion of a capture is followed by a pause of so many times its
 length: they lose at most a twelfth of their speed."""
 
 MAX_STALL_S = 10.0
-"""After so long without a place in the writer's queue a turn's walk is given up."""
+"""After so long without a place in the writer's queue a request's walk is given up."""
 
 POLL_S = 0.0005
 IDENTITY_POLL_S = 0.02
@@ -54,7 +54,7 @@ IDENTITY_POLL_S = 0.02
 
 @attrs.define(eq=False)
 class _Restore:
-    """A turn's restore, from the proposal on."""
+    """A request's restore, from the proposal on."""
 
     chain: ColdChain
     plan: RestorePlan
@@ -66,7 +66,7 @@ class _Restore:
 
 @attrs.define(eq=False)
 class _Ended:
-    """A turn that has ended and whose blocks are to be written."""
+    """A request that has ended and whose blocks are to be written."""
 
     prefix: PrefixChain
     num_blocks: int
@@ -131,43 +131,43 @@ class EngineCold:
 
     # -- restore ---------------------------------------------------------------------------
 
-    def propose(self, turn: Turn, hit_length: int) -> int:
+    def propose(self, request: Request, hit_length: int) -> int:
         """Return how many tokens behind a hit can be restored."""
         size = self._cache.block_size
-        first, limit = hit_length // size, (len(turn.tokens) - 1) // size
-        self._note(turn, None)
+        first, limit = hit_length // size, (len(request.tokens) - 1) // size
+        self._note(request, None)
         if first >= limit:
             return 0
-        chain = self.tier.chain(turn.salt)
+        chain = self.tier.chain(request.salt)
         if chain is None:
-            self._note(turn, "fingerprint")
+            self._note(request, "fingerprint")
             return 0
-        plan = self.tier.plan(chain, turn.tokens, first, limit, turn.salt)
-        self._note(turn, plan.cause)
+        plan = self.tier.plan(chain, request.tokens, first, limit, request.salt)
+        self._note(request, plan.cause)
         if plan.num_blocks:
-            self._restores[turn.id] = _Restore(chain, plan)
+            self._restores[request.id] = _Restore(chain, plan)
         return plan.num_blocks * size
 
-    def _note(self, turn: Turn, cause: str | None) -> None:
-        if turn.cached_tokens is None:
-            turn.miss = cause
+    def _note(self, request: Request, cause: str | None) -> None:
+        if request.cached_tokens is None:
+            request.miss = cause
 
-    def begin(self, turn: Turn) -> None:
+    def begin(self, request: Request) -> None:
         """Have the proposed blocks read."""
-        restore = self._restores[turn.id]
+        restore = self._restores[request.id]
         restore.began_at = time.perf_counter()
-        restore.ticket = self.tier.begin(restore.plan, restore.chain, turn.tokens)
+        restore.ticket = self.tier.begin(restore.plan, restore.chain, request.tokens)
 
-    def advance(self, turn: Turn, *, idle: bool) -> RestoreProgress:
-        """Write what has arrived into the turn's blocks; lazily, as a step does."""
-        restore = self._restores[turn.id]
+    def advance(self, request: Request, *, idle: bool) -> RestoreProgress:
+        """Write what has arrived into the request's blocks; lazily, as a step does."""
+        restore = self._restores[request.id]
         assert restore.ticket is not None
         restore.paced = restore.paced or not idle
         portion = PORTION_BLOCKS if idle else RESTORE_BLOCKS_PER_STEP
         payloads = self.tier.reader.take(restore.ticket, portion)
         if payloads:
             first = restore.plan.first + restore.num_written
-            blocks = turn.sequence.tables[self._group].blocks[first : first + len(payloads)]
+            blocks = request.sequence.tables[self._group].blocks[first : first + len(payloads)]
             pages = [piece for payload in payloads for piece in payload]
             self._pool.write_blocks([block.id for block in blocks], pages)
             self.wrote = True
@@ -176,15 +176,15 @@ class EngineCold:
         num_blocks, state = len(payloads), None
         if self.tier.policy is not None:
             # without the state at just their end the blocks are of no use
-            state = self._install(turn, restore) if done else None
+            state = self._install(request, restore) if done else None
             num_blocks = restore.num_written if state is not None else 0
             restore.num_written = num_blocks if done else restore.num_written
         if done:
-            self._finish(turn, restore)
+            self._finish(request, restore)
         return RestoreProgress(num_blocks * self._cache.block_size, done, state)
 
-    def _install(self, turn: Turn, restore: _Restore) -> KeptState | None:
-        """Give a turn the state that backs its blocks; None if there is none for their end."""
+    def _install(self, request: Request, restore: _Restore) -> KeptState | None:
+        """Return the state that backs the blocks of a restore; None if there is none."""
         assert restore.ticket is not None
         assert self._sidecars is not None
         found = self.tier.reader.sidecar(restore.ticket)
@@ -193,19 +193,19 @@ class EngineCold:
             self.tier.counters.add_sidecar(restore_suppressed=int(suppressed))
             return None
         boundary = (restore.plan.first + found[0]) * self._cache.block_size
-        state = self._sidecars.install(turn.sequence, boundary, found[1])
+        state = self._sidecars.install(request.sequence, boundary, found[1])
         self.wrote = True
         self.tier.counters.add_sidecar(installed=1)
         self._trace.event("cold_sidecar_install", boundary=boundary)
         return state
 
-    def _finish(self, turn: Turn, restore: _Restore) -> None:
+    def _finish(self, request: Request, restore: _Restore) -> None:
         assert restore.ticket is not None
-        del self._restores[turn.id]
+        del self._restores[request.id]
         elapsed_us = (time.perf_counter() - restore.began_at) * 1e6
         missing = restore.plan.num_blocks - restore.num_written
         if missing:
-            self._note(turn, self.tier.reader.cause(restore.ticket))
+            self._note(request, self.tier.reader.cause(restore.ticket))
             self.tier.counters.add(misses=1)
         self.tier.reader.forget(restore.ticket)
         num_bytes = restore.num_written * self.tier.cost.block_bytes
@@ -213,7 +213,7 @@ class EngineCold:
             restore.plan.first + restore.num_written if restore.num_written else 0
         )
         if num_bytes and not restore.paced:
-            # beside other turns it took as long as their steps: that says nothing of the disk
+            # beside other requests the time is that of their steps, not of the disk
             self.tier.cost.restore.record(num_bytes, elapsed_us)
         self.tier.count_restored(restore.num_written)
         self._counters.ssd_restore_bytes += num_bytes
@@ -221,16 +221,16 @@ class EngineCold:
         size = self._cache.block_size
         self._trace.event(
             "cold_restore_walk",
-            turn=turn.id,
+            request=request.id,
             hot_tokens=restore.plan.first * size,
             bound_tokens=restore.plan.end * size,
             restored_tokens=restore.num_written * size,
             elapsed_ms=round(elapsed_us / 1e3, 2),
         )
 
-    def cancel(self, turn: Turn) -> None:
+    def cancel(self, request: Request) -> None:
         """Give up a restore."""
-        restore = self._restores.pop(turn.id, None)
+        restore = self._restores.pop(request.id, None)
         if restore is not None and restore.ticket is not None:
             self.tier.reader.forget(restore.ticket)
 
@@ -240,14 +240,14 @@ class EngineCold:
 
     # -- capture ---------------------------------------------------------------------------
 
-    def remember(self, turn: Turn, done: Callable[[], None]) -> None:
-        """Note that a turn has ended; `work` will write its blocks.
+    def remember(self, request: Request, done: Callable[[], None]) -> None:
+        """Note that a request has ended; `work` will write its blocks.
 
         Args:
-            turn: The turn, its sequence not released yet.
+            request: The request, its sequence not released yet.
             done: Called when that has come to an end.
         """
-        sequence = turn.sequence
+        sequence = request.sequence
         if sequence is None or not sequence.num_published:
             done()
             return
@@ -270,7 +270,7 @@ class EngineCold:
         return POLL_S if self.has_work else IDENTITY_POLL_S
 
     def work(self, *, idle: bool) -> None:
-        """Write on for the oldest turn that has ended; never waits.
+        """Write on for the oldest request that has ended; never waits.
 
         Args:
             idle: Nothing else runs, so that there is nobody to hold up.
@@ -325,7 +325,7 @@ class EngineCold:
             )
 
     def _states_within(self, ended: _Ended, capture: Capture) -> list[Offer]:
-        """Return the states that a turn writes: at least one, if only to be counted."""
+        """Return the states that a request writes: at least one, if only to be counted."""
         if self._sidecars is None:
             return []
 
@@ -349,9 +349,9 @@ class EngineCold:
     def _is_late(self, ended: _Ended) -> bool:
         return time.perf_counter() - ended.moved_at > MAX_STALL_S
 
-    def spill(self, turn: Turn) -> bool:
-        """Write a running turn's published blocks at once, if that beats computing again."""
-        sequence = turn.sequence
+    def spill(self, request: Request) -> bool:
+        """Write a running request's published blocks at once, if that beats computing again."""
+        sequence = request.sequence
         num_blocks, size = sequence.num_published, self._cache.block_size
         pays = self.tier.cost.spill_pays(num_blocks, num_blocks * size)
         if not (self._may_spill and self.tier.fingerprint is not None and pays):
@@ -383,7 +383,7 @@ class EngineCold:
         return self._identity
 
     def flush(self, deadline: float) -> bool:
-        """Write what ended turns left, within their budgets, and wait for the disk.
+        """Write what ended requests left, within their budgets, and wait for the disk.
 
         Args:
             deadline: When to give up, on the clock of `time.monotonic`.

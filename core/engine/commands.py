@@ -8,7 +8,7 @@ from typing import Any
 
 import attrs
 
-from ..ids import SaltDomain, TurnId
+from ..ids import RequestId, SaltDomain
 from ..sampling.params import SamplingParams
 from .core import Core
 from .handles import Handle
@@ -28,9 +28,9 @@ class Submit:
 
 @attrs.frozen
 class Cancel:
-    """Stop a turn."""
+    """Stop a request."""
 
-    turn_id: TurnId
+    request_id: RequestId
 
 
 @attrs.frozen(eq=False)
@@ -43,4 +43,4 @@ class Call:
 
 @attrs.frozen
 class Close:
-    """End the loop; turns that still run fail with `EngineClosedError`."""
+    """End the loop; requests that still run fail with `EngineClosedError`."""

@@ -46,7 +46,7 @@ class CacheReport:
             - `fingerprint`: it was not known yet which model it is, or the block on disk
               was another model's,
             - `salt`: nothing is on disk under this request's salt,
-            - `budget`: an earlier turn ran out of its capture budget there,
+            - `budget`: an earlier request ran out of its capture budget there,
             - `quota`: the store had refused to take more,
             - `declined`: to restore would have taken longer than to compute,
             - `no_cache`: the flat path keeps nothing.

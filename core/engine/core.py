@@ -35,7 +35,7 @@ class ModelInfo:
         max_context: Positions that it can address.
         vocab_size: Width of the logits.
         dtype: Compute dtype.
-        lane: The discipline of its turns.
+        lane: The discipline of its requests.
         row_exact: Whether rows are computed one at a time.
         weight_bytes: Bytes of its parameters.
         initial_blocks: Blocks of the pools at load; 0 on the flat path.
@@ -71,7 +71,7 @@ class Core:
         scheduler: Who runs.
         runner: How.
         cold: The cold tier; None without one.
-        journal: What is written down about turns.
+        journal: What is written down about requests.
     """
 
     info: ModelInfo

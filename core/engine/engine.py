@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import mlx.core as mx
 
 from ..errors import EngineClosedError
-from ..ids import SHARED_DOMAIN, SaltDomain, TurnId
+from ..ids import SHARED_DOMAIN, RequestId, SaltDomain
 from ..log import get_logger
 from ..sampling.params import SamplingParams
 from .commands import Call, Cancel, Close, Submit
@@ -118,13 +118,13 @@ class Engine:
         Raises:
             EngineClosedError: The engine was closed.
         """
-        handle = Handle(TurnId(next(self._ids)), self._cancel)
+        handle = Handle(RequestId(next(self._ids)), self._cancel)
         self._put(Submit(handle, tuple(prompt), params, salt, time.perf_counter(), owner))
         return handle
 
-    def _cancel(self, turn_id: TurnId) -> None:
+    def _cancel(self, request_id: RequestId) -> None:
         if not self._closed.is_set():
-            self._commands.put(Cancel(turn_id))
+            self._commands.put(Cancel(request_id))
 
     def call(self, function: Callable[[Core], T]) -> T:
         """Run `function` on the engine thread between two steps and return its result.
@@ -140,7 +140,7 @@ class Engine:
         return call.future.result()
 
     def close(self) -> None:
-        """End the loop and wait for it; running turns fail. Closing twice is harmless."""
+        """End the loop and wait for it; running requests fail. Closing twice is harmless."""
         if not self._closed.is_set():
             self._commands.put(Close())
         if threading.current_thread() is not self._thread:

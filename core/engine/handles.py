@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from concurrent.futures import Future
 from typing import Any
 
-from ..errors import TurnCancelledError
-from ..ids import TurnId
+from ..errors import RequestCancelledError
+from ..ids import RequestId
 from .completion import Completion, Piece
 
 
@@ -21,8 +21,8 @@ class Handle:
     underscored methods.
     """
 
-    def __init__(self, turn_id: TurnId, cancel: Callable[[TurnId], None]) -> None:
-        self.id = turn_id
+    def __init__(self, request_id: RequestId, cancel: Callable[[RequestId], None]) -> None:
+        self.id = request_id
         self._cancel = cancel
         self._future: Future[Completion] = Future()
         self._pieces: list[Piece] = []
@@ -37,7 +37,7 @@ class Handle:
 
         Raises:
             TimeoutError: The time ran out; the request goes on.
-            TurnCancelledError: It was cancelled.
+            RequestCancelledError: It was cancelled.
             NeveError: It failed.
         """
         return self._future.result(timeout)
@@ -114,4 +114,4 @@ class Handle:
         self._notify()
 
     def _cancelled(self) -> None:
-        self._fail(TurnCancelledError(f"turn {self.id} was cancelled"))
+        self._fail(RequestCancelledError(f"request {self.id} was cancelled"))

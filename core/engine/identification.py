@@ -1,4 +1,4 @@
-"""Finding out which model it is, beside its first turns."""
+"""Finding out which model it is, beside its first requests."""
 
 from __future__ import annotations
 

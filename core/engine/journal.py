@@ -1,4 +1,4 @@
-"""What is written down about turns: the trace, and one line a turn."""
+"""What is written down about requests: the trace, and one line a request."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TypeAlias
 import attrs
 
 from ..coldtier.stats import ColdCacheStats, ColdSidecarStats
-from ..ids import TurnId
+from ..ids import RequestId
 from ..telemetry.trace import Trace
 from ..telemetry.turn_log import TurnLog, TurnRecord, mean_decode_batch
 from .completion import Completion
@@ -18,14 +18,14 @@ ColdStats: TypeAlias = tuple[ColdCacheStats, ColdSidecarStats]
 
 @attrs.frozen
 class _Before:
-    """Counts when a turn was submitted."""
+    """Counts when a request was submitted."""
 
     cold: ColdStats
     decode_rows: Mapping[int, int]
 
 
 class Journal:
-    """Begins and ends turns in the records; costs nothing if none is kept.
+    """Begins and ends requests in the records; costs nothing if none is kept.
 
     Attributes:
         trace: Events of the engine.
@@ -53,34 +53,34 @@ class Journal:
         self._turn_log = turn_log
         self._cold = cold
         self._decode_rows = decode_rows
-        self._before: dict[TurnId, _Before] = {}
+        self._before: dict[RequestId, _Before] = {}
 
-    def begin(self, turn: TurnId) -> None:
-        """Note that a turn was submitted."""
+    def begin(self, request: RequestId) -> None:
+        """Note that a request was submitted."""
         if self._turn_log is not None:
-            self._before[turn] = _Before(self._cold(), dict(self._decode_rows))
+            self._before[request] = _Before(self._cold(), dict(self._decode_rows))
 
-    def forget(self, turn: TurnId) -> None:
-        """Note that a turn will write no line: it failed or was cancelled."""
-        self._before.pop(turn, None)
+    def forget(self, request: RequestId) -> None:
+        """Note that a request will write no line: it failed or was cancelled."""
+        self._before.pop(request, None)
 
-    def end(self, turn: TurnId, done: Completion) -> None:
-        """Write a turn's line. Call it when its blocks have been written, or have not."""
-        before = self._before.pop(turn, None)
+    def end(self, request: RequestId, done: Completion) -> None:
+        """Write a request's line. Call it when its blocks have been written, or have not."""
+        before = self._before.pop(request, None)
         if self._turn_log is None or before is None:
             return
         cold, sidecar = self._cold()
         self._turn_log.write(
-            self._record(turn, done, before, cold_enabled=cold.enabled),
+            self._record(request, done, before, cold_enabled=cold.enabled),
             cold=(before.cold[0], cold),
             sidecar=(before.cold[1], sidecar),
         )
 
     def _record(
-        self, turn: TurnId, done: Completion, before: _Before, *, cold_enabled: bool
+        self, request: RequestId, done: Completion, before: _Before, *, cold_enabled: bool
     ) -> TurnRecord:
         return TurnRecord(
-            turn=turn,
+            turn=request,
             model=self._model,
             finish_reason=done.finish_reason,
             miss=done.cache_report.miss,

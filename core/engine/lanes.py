@@ -1,4 +1,4 @@
-"""The two disciplines under which turns run: block-paged, and contiguous."""
+"""The two disciplines under which requests run: block-paged, and contiguous."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from ..contract.forward import ForwardContext, StepBatch
 from ..forward.flat_context import FlatContext
 from ..forward.paged_step import PagedStep
 from ..kvcache.coordinator import Coordinator
-from ..kvcache.device_tables import DeviceTables
-from ..kvcache.flat_cache import FlatCache, FlatCoordinator
-from ..kvcache.layer_pool import LayerPool
 from ..kvcache.state_keeper import KeptState, StateKeeper
-from ..kvcache.state_store import StateRows, StateStack, StateStore, state_of_bytes
 from ..kvcache.stats import CacheStats
+from ..pools.device_tables import DeviceTables
+from ..pools.flat_cache import FlatCache, FlatCoordinator
+from ..pools.layer_pool import LayerPool
+from ..pools.state_store import StateRows, StateStack, StateStore, state_of_bytes
 from ..scheduler.plan import PlannedRow, StepPlan
 
 
 @attrs.frozen(eq=False)
-class Snapshot:
+class RowSnapshot:
     """The state at a boundary that a row of a step reaches.
 
     Attributes:
@@ -62,7 +62,7 @@ class Lane(Protocol):
         """
         ...
 
-    def snapshots(self, plan: StepPlan) -> list[Snapshot]:
+    def snapshots(self, plan: StepPlan) -> list[RowSnapshot]:
         """Return the states at boundaries that the step that was built last will reach."""
         ...
 
@@ -76,7 +76,7 @@ class Lane(Protocol):
         ...
 
     def reset(self) -> None:
-        """Forget everything after the device failed; no turn may be running."""
+        """Forget everything after the device failed; no request may be running."""
         ...
 
     def stats(self) -> CacheStats | None:
@@ -85,14 +85,14 @@ class Lane(Protocol):
 
 
 class PagedLane:
-    """Turns share the pools of all groups.
+    """Requests share the pools of all groups.
 
     Attributes:
         cache: The coordinator.
         layout: The model's cache layout.
         pools: One pool a group.
-        states: The recurrent states of running turns; empty if no layer keeps one.
-        keeper: Those that outlive their turns; None without such layers.
+        states: The recurrent states of running requests; empty if no layer keeps one.
+        keeper: Those that outlive their requests; None without such layers.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class PagedLane:
         self.layout = layout
         self._block_size = block_size
         width = -(-max_context // block_size)
-        # twice as many rows as turns: a row of a released sequence is reclaimed lazily
+        # twice as many rows as requests: a row of a released sequence is reclaimed lazily
         num_rows = 2 * max_num_seqs
         self._tables = [DeviceTables(num_rows, width) for _ in pools]
         self._free_rows = list(range(num_rows))
@@ -158,17 +158,19 @@ class PagedLane:
                 sequence.state = None  # the store has it; a second name would keep it alive
         return self.states.begin(batch, sequences)
 
-    def snapshots(self, plan: StepPlan) -> list[Snapshot]:
+    def snapshots(self, plan: StepPlan) -> list[RowSnapshot]:
         """Return the states at boundaries that the step that was built last will reach."""
         if not self.layout.states:
             return []
         ends = [(row, row.position + row.length) for row in plan.rows]
         return [
-            Snapshot(
-                row, KeptState(end, self.states.snapshot(row.sequence)), end in row.turn.rungs
+            RowSnapshot(
+                row,
+                KeptState(end, self.states.snapshot(row.sequence)),
+                end in row.request.rungs,
             )
             for row, end in ends
-            if end in row.turn.rungs or (row.samples and end % self._block_size == 0)
+            if end in row.request.rungs or (row.samples and end % self._block_size == 0)
         ]
 
     def state_of_bytes(self, pieces: Sequence[memoryview]) -> StateStack:
@@ -217,7 +219,7 @@ class FlatStep:
 
 
 class FlatLane:
-    """Every turn has contiguous arrays of its own.
+    """Every request has contiguous arrays of its own.
 
     Attributes:
         cache: The bookkeeping.
@@ -240,8 +242,8 @@ class FlatLane:
         """None, for its arrays are no pages."""
         return []
 
-    def snapshots(self, plan: StepPlan) -> list[Snapshot]:
-        """Return none: nothing outlives its turn."""
+    def snapshots(self, plan: StepPlan) -> list[RowSnapshot]:
+        """Return none: nothing outlives its request."""
         return []
 
     def reset(self) -> None:

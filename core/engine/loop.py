@@ -6,7 +6,7 @@
     start n+1   else, at once: the device idles only between these two calls
     settle n    text, stop rules, publication: beside the device's work
 
-A turn that turns out to have ended in step n is already a row of n+1. That row is computed
+A request that turns out to have ended in step n is already a row of n+1. That row is computed
 and forgotten: it writes behind the committed frontier, into a block that nobody else reads.
 """
 
@@ -27,16 +27,16 @@ from ..errors import (
     EngineClosedError,
     NeveError,
 )
-from ..ids import TurnId
+from ..ids import RequestId
 from ..log import get_logger
 from ..sampling.sampler import RowState
-from ..scheduler.turn import Turn, TurnStatus
+from ..scheduler.request import Request, RequestStatus
 from .commands import Call, Cancel, Close, Submit
 from .completion import CacheReport, Completion, Timings, TokenLogprob, Usage
 from .core import Core
 from .handles import Handle
-from .lanes import Snapshot
-from .output import TurnOutput
+from .lanes import RowSnapshot
+from .output import RequestOutput
 from .runner import Step
 
 RESTORE_WAIT_S = 0.002
@@ -48,12 +48,12 @@ CLEAR_CACHE_STEPS = {"paged": 1024, "flat": 256}
 
 @attrs.define(eq=False)
 class Job:
-    """A turn with its caller, its sampling state and its text."""
+    """A request with its caller, its sampling state and its text."""
 
-    turn: Turn
+    request: Request
     handle: Handle
     state: RowState
-    output: TurnOutput
+    output: RequestOutput
     submitted_at: float
     admitted_at: float = 0.0
     first_token_at: float = 0.0
@@ -67,7 +67,7 @@ class Loop:
         self._commands = commands
         self._scheduler = core.scheduler
         self._cold = core.cold
-        self._jobs: dict[TurnId, Job] = {}
+        self._jobs: dict[RequestId, Job] = {}
         self._in_flight: Step | None = None
         self._closing = False
         self._num_steps = 0
@@ -111,7 +111,7 @@ class Loop:
         return self._cold.patience_s if self._cold is not None else None
 
     def _tend_cold(self) -> None:
-        """Write on behind turns that have ended; wait for the disk if all others do."""
+        """Write on behind requests that have ended; wait for the disk if all others do."""
         if self._cold is None:
             return
         self._cold.work(idle=self._is_idle)
@@ -122,8 +122,8 @@ class Loop:
         match command:
             case Submit():
                 self._submit(command)
-            case Cancel(turn_id):
-                self._cancel(turn_id)
+            case Cancel(request_id):
+                self._cancel(request_id)
             case Call():
                 self._call(command)
             case Close():
@@ -132,9 +132,9 @@ class Loop:
     def _submit(self, command: Submit) -> None:
         params, handle = command.params, command.handle
         limit = params.max_tokens if params.max_tokens is not None else 2**31
-        turn = Turn(handle.id, list(command.prompt), limit, command.salt, command.owner)
+        request = Request(handle.id, list(command.prompt), limit, command.salt, command.owner)
         try:
-            self._scheduler.submit(turn)
+            self._scheduler.submit(request)
         except ContextLengthExceededError as error:
             handle._fail(error)
             return
@@ -142,16 +142,16 @@ class Loop:
             params, vocab_size=self._core.info.vocab_size, prompt_tokens=command.prompt
         )
         info = self._core.info
-        output = TurnOutput(info.tokenizer, info.eos_token_ids, params, turn.max_tokens)
-        self._jobs[turn.id] = Job(turn, handle, state, output, command.submitted_at)
-        self._core.journal.begin(turn.id)
+        output = RequestOutput(info.tokenizer, info.eos_token_ids, params, request.max_tokens)
+        self._jobs[request.id] = Job(request, handle, state, output, command.submitted_at)
+        self._core.journal.begin(request.id)
 
-    def _cancel(self, turn_id: TurnId) -> None:
-        job = self._jobs.pop(turn_id, None)
+    def _cancel(self, request_id: RequestId) -> None:
+        job = self._jobs.pop(request_id, None)
         if job is not None:
-            self._core.journal.forget(turn_id)
-            self._persist(job.turn, _nothing)
-            self._scheduler.finish(job.turn)
+            self._core.journal.forget(request_id)
+            self._persist(job.request, _nothing)
+            self._scheduler.finish(job.request)
             job.handle._cancelled()
 
     def _call(self, command: Call) -> None:
@@ -216,18 +216,18 @@ class Loop:
 
     def _build(self, previous: Step | None) -> Step | None:
         plan = self._scheduler.plan()
-        for turn in plan.preempted:
-            mode = "spill" if turn.spilled else "recompute"
-            self._core.journal.trace.event("turn_preempted", turn=turn.id, mode=mode)
-        for turn in plan.starved:
+        for request in plan.preempted:
+            mode = "spill" if request.spilled else "recompute"
+            self._core.journal.trace.event("turn_preempted", turn=request.id, mode=mode)
+        for request in plan.starved:
             error = CacheExhaustedError(1, self._scheduler.stats().block_available)
-            self._fail(self._jobs[turn.id], error)
+            self._fail(self._jobs[request.id], error)
         if not plan.rows:
             return None
         now = time.perf_counter()
         for row in plan.rows:
-            self._note_admission(self._jobs[row.turn.id], now)
-        states = [self._jobs[row.turn.id].state for row in plan.rows if row.samples]
+            self._note_admission(self._jobs[row.request.id], now)
+        states = [self._jobs[row.request.id].state for row in plan.rows if row.samples]
         step = self._core.runner.build(plan, previous, states)
         self._scheduler.mark_in_flight(plan)
         if len(states) == len(plan.rows) and all(_is_plain(state) for state in states):
@@ -238,12 +238,12 @@ class Loop:
     def _note_admission(self, job: Job, now: float) -> None:
         if job.admitted_at:
             return
-        job.admitted_at, turn = now, job.turn
+        job.admitted_at, request = now, job.request
         self._core.journal.trace.event(
             "turn_admitted",
-            turn=turn.id,
-            hot_tokens=(turn.cached_tokens or 0) - turn.restored_tokens,
-            restored_tokens=turn.restored_tokens,
+            turn=request.id,
+            hot_tokens=(request.cached_tokens or 0) - request.restored_tokens,
+            restored_tokens=request.restored_tokens,
         )
 
     def _count_step(self) -> None:
@@ -254,22 +254,22 @@ class Loop:
     def _settle(
         self, step: Step, tokens: list[int], logprobs: list[TokenLogprob | None]
     ) -> None:
-        snapshots: dict[TurnId, list[Snapshot]] = {}
+        snapshots: dict[RequestId, list[RowSnapshot]] = {}
         for snapshot in step.snapshots:
-            snapshots.setdefault(snapshot.row.turn.id, []).append(snapshot)
+            snapshots.setdefault(snapshot.row.request.id, []).append(snapshot)
         for row in step.plan.rows:
-            index = step.sources.get(row.turn.id)
+            index = step.sources.get(row.request.id)
             token = None if index is None else tokens[index]
             counts = self._scheduler.settle(row, token)
-            for snapshot in snapshots.get(row.turn.id, ()):
+            for snapshot in snapshots.get(row.request.id, ()):
                 self._keep(snapshot)
             if counts and index is not None:
-                self._deliver(self._jobs[row.turn.id], tokens[index], logprobs[index])
+                self._deliver(self._jobs[row.request.id], tokens[index], logprobs[index])
 
-    def _keep(self, snapshot: Snapshot) -> None:
-        """Keep a state that a step has reached, unless its turn has lost its sequence."""
-        turn, sequence = snapshot.row.turn, snapshot.row.sequence
-        if turn.sequence is sequence and turn.status is not TurnStatus.FINISHED:
+    def _keep(self, snapshot: RowSnapshot) -> None:
+        """Keep a state that a step has reached, unless its request has lost its sequence."""
+        request, sequence = snapshot.row.request, snapshot.row.sequence
+        if request.sequence is sequence and request.status is not RequestStatus.FINISHED:
             cache = self._core.runner.lane.cache
             cache.reach(sequence, snapshot.state, rung=snapshot.rung)
 
@@ -285,37 +285,37 @@ class Loop:
     # -- endings ---------------------------------------------------------------------------
 
     def _complete(self, job: Job) -> None:
-        turn, journal = job.turn, self._core.journal
-        del self._jobs[turn.id]
+        request, journal = job.request, self._core.journal
+        del self._jobs[request.id]
         completion = self._completion(job)
-        journal.trace.event("turn_finished", turn=turn.id, reason=completion.finish_reason)
-        self._persist(turn, partial(journal.end, turn.id, completion))
-        self._scheduler.finish(turn)
+        journal.trace.event("turn_finished", turn=request.id, reason=completion.finish_reason)
+        self._persist(request, partial(journal.end, request.id, completion))
+        self._scheduler.finish(request)
         job.handle._finish(completion)
 
-    def _persist(self, turn: Turn, done: Callable[[], None]) -> None:
-        """Have a turn's blocks written; `done` is called when that has ended."""
+    def _persist(self, request: Request, done: Callable[[], None]) -> None:
+        """Have a request's blocks written; `done` is called when that has ended."""
         if self._cold is None:
             done()
         else:
-            self._cold.remember(turn, done)
+            self._cold.remember(request, done)
 
     def _completion(self, job: Job) -> Completion:
-        turn, output = job.turn, job.output
+        request, output = job.request, job.output
         assert output.finish_reason is not None
-        assert turn.cached_tokens is not None
+        assert request.cached_tokens is not None
         start, now = job.submitted_at, time.perf_counter()
         return Completion(
             text=output.text,
             tokens=tuple(output.tokens),
             finish_reason=output.finish_reason,
             usage=Usage(
-                turn.num_prompt_tokens,
+                request.num_prompt_tokens,
                 len(output.tokens),
-                turn.cached_tokens,
-                turn.restored_tokens,
+                request.cached_tokens,
+                request.restored_tokens,
             ),
-            cache_report=self._cache_report(turn),
+            cache_report=self._cache_report(request),
             timings=Timings(
                 queue_ms=(job.admitted_at - start) * 1e3,
                 ttft_ms=(job.first_token_at - start) * 1e3,
@@ -324,42 +324,44 @@ class Loop:
             logprobs=tuple(output.logprobs),
         )
 
-    def _cache_report(self, turn: Turn) -> CacheReport:
-        cached, restored = turn.cached_tokens or 0, turn.restored_tokens
+    def _cache_report(self, request: Request) -> CacheReport:
+        cached, restored = request.cached_tokens or 0, request.restored_tokens
         size = self._core.info.settings.cache.paged_block_size
-        complete = cached >= (turn.num_prompt_tokens - 1) // size * size
+        complete = cached >= (request.num_prompt_tokens - 1) // size * size
         return CacheReport(
             hot_tokens=cached - restored,
             restored_tokens=restored,
-            computed_tokens=turn.num_prompt_tokens - cached,
-            miss=None if complete and self._core.info.lane == "paged" else self._miss(turn),
-            preemptions=turn.preemptions,
+            computed_tokens=request.num_prompt_tokens - cached,
+            miss=None if complete and self._core.info.lane == "paged" else self._miss(request),
+            preemptions=request.preemptions,
         )
 
-    def _miss(self, turn: Turn) -> str:
-        """Return why a turn did not find all of its prefix."""
+    def _miss(self, request: Request) -> str:
+        """Return why a request did not find all of its prefix."""
         if self._core.info.lane == "flat":
             return "no_cache"
-        if turn.miss not in {None, "no_block"} or turn.held_tokens <= (turn.cached_tokens or 0):
-            return turn.miss or "no_block"
+        if request.miss not in {None, "no_block"} or request.held_tokens <= (
+            request.cached_tokens or 0
+        ):
+            return request.miss or "no_block"
         # the next block is there: what the disk lacks, or would lack, is the state behind it
         return "no_state" if self._cold is None else "no_sidecar"
 
     def _fail(self, job: Job, error: BaseException) -> None:
-        del self._jobs[job.turn.id]
-        self._core.journal.forget(job.turn.id)
-        self._scheduler.finish(job.turn)
+        del self._jobs[job.request.id]
+        self._core.journal.forget(job.request.id)
+        self._scheduler.finish(job.request)
         job.handle._fail(error)
 
     def _fail_running(self, error: Exception) -> None:
-        """Fail every turn that a step may have touched; those that wait go on.
+        """Fail every request that a step may have touched; those that wait go on.
 
-        Only committed blocks were ever published, so no other turn has seen what the broken
+        Only committed blocks were ever published, so no other request has seen what the broken
         step wrote.
         """
         self._log.error("engine.step.failed", error=repr(error))
         for job in list(self._jobs.values()):
-            if job.turn.status is TurnStatus.RUNNING or job.turn.num_in_flight:
+            if job.request.status is RequestStatus.RUNNING or job.request.num_in_flight:
                 self._fail(job, _as_neve_error(error))
         self._scheduler.requeue_restoring()
 

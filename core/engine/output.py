@@ -1,4 +1,4 @@
-"""The text side of a turn: sampled tokens in, certain text out, and when to stop."""
+"""The text side of a request: sampled tokens in, certain text out, and when to stop."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from ..text.tokenizer import Tokenizer
 from .completion import FinishReason, Piece, TokenLogprob
 
 
-class TurnOutput:
-    """Collects one turn's answer.
+class RequestOutput:
+    """Collects one request's answer.
 
     Attributes:
         tokens: Every sampled token.
         text: The text that is certain so far.
-        finish_reason: Why the turn ended, None while it goes on.
+        finish_reason: Why the request ended, None while it goes on.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class TurnOutput:
             tokenizer: The model's tokenizer.
             eos_token_ids: Tokens that end the answer.
             params: Stop strings, and whether the end of sequence counts.
-            max_tokens: Tokens after which the turn ends for length.
+            max_tokens: Tokens after which the request ends for length.
         """
         self.tokens: list[int] = []
         self.logprobs: list[TokenLogprob] = []

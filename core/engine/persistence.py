@@ -100,7 +100,7 @@ def decide_persistence(
     Args:
         subject: The model.
         settings: What was asked for.
-        paged: Its turns run on the block-paged cache.
+        paged: Its requests run on the block-paged cache.
         gate: The restart-parity gate asks, which a family has to pass before it is admitted.
     """
     decision = admission(subject, settings)
@@ -133,7 +133,7 @@ def _unwritable(subject: Subject) -> str | None:
 
 
 def admission(subject: Subject, settings: ColdSettings) -> PersistDecision:
-    """Return whether a family may persist and is asked to, wherever its turns run."""
+    """Return whether a family may persist and is asked to, wherever its requests run."""
     return decide(
         subject.model_type,
         subject.family.cold_restore_eligibility(subject.config),
@@ -192,7 +192,7 @@ def open_cold(
     memory = DigestMemory(root / "digests.json")
     identity = Identification(subject.weights, subject.components, memory, tier.identify)
     if memory.recall().keys() >= set(subject.weights.files.values()):
-        identity.wait()  # nothing is read: the first turn shall find its prefix
+        identity.wait()  # nothing is read: the first request shall find its prefix
     return EngineCold(
         tier,
         lane,

@@ -17,13 +17,13 @@ from ..forward.flat_context import FlatContext
 from ..forward.paged_context import PagedContext
 from ..forward.paged_step import PagedStep
 from ..forward.step_batch import RowInput, build_step_batch
-from ..kvcache.flat_cache import FlatCache
 from ..metal import launch
+from ..pools.flat_cache import FlatCache
 from ..sampling.sampler import RowState, SampledRows, sample
 from ..scheduler.plan import PlannedRow, StepPlan
 from .completion import TokenLogprob
 from .decode_graph import DecodeGraph
-from .lanes import Lane, LaneStep, Snapshot
+from .lanes import Lane, LaneStep, RowSnapshot
 
 
 @attrs.define(eq=False)
@@ -33,7 +33,7 @@ class Step:
     Attributes:
         plan: What it computes.
         sampled: Device arrays of the rows that sample, in plan order; None if none does.
-        sources: Turn id -> index among the sampled rows.
+        sources: Request id -> index among the sampled rows.
         updated: Cache arrays that must be evaluated with it.
         snapshots: States at boundaries that it reaches.
         tokens: What its last writes to pages returned, group by group: there when it is
@@ -47,7 +47,7 @@ class Step:
     sampled: SampledRows | None
     sources: dict[int, int]
     updated: list[mx.array]
-    snapshots: list[Snapshot]
+    snapshots: list[RowSnapshot]
     tokens: list[mx.array]
     in_place: bool
     started_at: float = 0.0
@@ -142,7 +142,7 @@ class Runner:
         return Step(
             plan,
             sample(logits, states) if logits is not None else None,
-            {row.turn.id: i for i, row in enumerate(sampling)},
+            {row.request.id: i for i, row in enumerate(sampling)},
             self.lane.arrays([row.sequence for row in plan.rows]) + kept,
             snapshots,
             self.lane.tokens,
@@ -198,6 +198,6 @@ class Runner:
 def _row_input(row: PlannedRow, previous: Step | None) -> RowInput:
     if row.on_device:
         assert previous is not None
-        return RowInput(row.position, None, previous.sources[row.turn.id])
-    tokens = row.turn.tokens[row.position : row.position + row.length]
+        return RowInput(row.position, None, previous.sources[row.request.id])
+    tokens = row.request.tokens[row.position : row.position + row.length]
     return RowInput(row.position, tokens, wants_logits=row.samples)

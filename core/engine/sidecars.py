@@ -9,11 +9,11 @@ from typing import Any, Protocol, TypeAlias
 from ..coldtier.capture import StateOffer
 from ..contract.sidecar import SidecarPolicy
 from ..kvcache.block_identity import PrefixChain
-from ..kvcache.checkpoints import Checkpoint
 from ..kvcache.retention import LADDER_RUNGS
+from ..kvcache.snapshots import Snapshot
 from ..kvcache.state_keeper import KeptState, StateKeeper
-from ..kvcache.state_store import state_bytes
-from ..kvcache.window_bytes import blocks_of_window, window_of_blocks
+from ..pools.state_store import state_bytes
+from ..pools.window_bytes import blocks_of_window, window_of_blocks
 from .lanes import PagedLane
 
 Offer: TypeAlias = Callable[[], StateOffer | None]
@@ -27,10 +27,10 @@ class Sidecars(Protocol):
     """What a family keeps beside its blocks. Owned by the engine thread."""
 
     def offers(self, prefix: PrefixChain, reach: int, is_stored: IsStored) -> list[Offer]:
-        """Return the states that a turn writes, the deepest first.
+        """Return the states that a request writes, the deepest first.
 
         Args:
-            prefix: The turn's chain.
+            prefix: The request's chain.
             reach: Blocks of it that are on disk.
             is_stored: Asks about its states.
         """
@@ -61,7 +61,7 @@ class RecurrentSidecars:
         """Return the deepest state in reach, and its ladder's rest.
 
         Shallow rungs are what a prompt finds that parts from this one early. A chain that has
-        a state on disk has had its ladder: from then on a turn writes one.
+        a state on disk has had its ladder: from then on a request writes one.
         """
         found = self._keeper.on_chain(prefix.hashes[:reach])
         had_ladder = any(is_stored(kept.num_blocks) for kept in found[1:])
@@ -69,7 +69,7 @@ class RecurrentSidecars:
             partial(self._offer, kept) for kept in found[: 1 if had_ladder else LADDER_RUNGS]
         ]
 
-    def _offer(self, kept: Checkpoint) -> StateOffer:
+    def _offer(self, kept: Snapshot) -> StateOffer:
         layout = self._policy.expected_at(kept.boundary)
         return StateOffer(kept.num_blocks, layout, partial(state_bytes, kept.handle))
 
@@ -105,7 +105,7 @@ class WindowSidecars:
         """Return the deepest window in reach, and each anchor below it that the disk lacks.
 
         An anchor is the same object for all prompts that begin alike, so that it is written
-        once; a conversation writes one window a turn besides.
+        once; a conversation writes one window a request besides.
         """
         deepest = self._windows.deepest(prefix, reach)
         anchors = [n for n in self._policy.anchors if n < deepest and not is_stored(n)]

@@ -10,10 +10,10 @@ from ..contract.cache_spec import CacheLayout, Owned
 from ..contract.forward import RopeSpec, ScanStep, Segment, StepBatch
 from ..contract.heads import Projected
 from ..contract.layer_spec import SlidingWindow
-from ..kvcache.flat_cache import FlatCache
 from ..layers.heads import prepare
 from ..layers.rope import Rotation
 from ..metal.attention import decode_attention, prefill_attention
+from ..pools.flat_cache import FlatCache
 from .route import storage_of
 from .scan import scan_rows
 

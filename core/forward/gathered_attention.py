@@ -12,11 +12,11 @@ from ..contract.forward import Segment, StepBatch
 from ..contract.heads import Projected
 from ..contract.layer_spec import AttentionSpec, SlidingWindow
 from ..kvcache.block_table import blocks_for
-from ..kvcache.device_tables import DeviceTables
-from ..kvcache.layer_pool import LayerPool
 from ..layers.heads import prepare
 from ..layers.rope import Rotation
 from ..metal.attention import decode_attention, prefill_attention
+from ..pools.device_tables import DeviceTables
+from ..pools.layer_pool import LayerPool
 from .decode_buckets import DecodeWave
 
 

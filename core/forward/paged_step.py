@@ -8,10 +8,10 @@ import attrs
 
 from ..contract.cache_spec import CacheLayout
 from ..contract.forward import StepBatch
-from ..kvcache.device_tables import DeviceTables
-from ..kvcache.layer_pool import LayerPool
-from ..kvcache.state_store import StateRows
 from ..metal import launch
+from ..pools.device_tables import DeviceTables
+from ..pools.layer_pool import LayerPool
+from ..pools.state_store import StateRows
 from .gathered_attention import GatheredAttention
 from .kernel_attention import KernelAttention, StepRows
 from .paged_context import PagedContext

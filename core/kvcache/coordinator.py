@@ -154,8 +154,8 @@ class Coordinator:
         """Return a new sequence that holds nothing yet.
 
         Args:
-            sequence_id: Free again after `release`, e.g. for the rest of a preempted turn.
-            tokens: The prompt, or all that is known of a preempted turn; ids of 32 bits.
+            sequence_id: Free again after `release`, e.g. for the rest of a preempted request.
+            tokens: The prompt, or all that is known of a preempted request; ids of 32 bits.
             salt: Sharing domain.
             extra_keys: What besides tokens decides a block, one tuple a block.
             owner: The conversation that it belongs to.
@@ -233,7 +233,7 @@ class Coordinator:
         return held
 
     def promise(self, sequence: Sequence, rungs: abc.Sequence[int]) -> None:
-        """Announce the boundaries at which a sequence's prefill will stop for a checkpoint."""
+        """Announce the boundaries at which a sequence's prefill will stop for a snapshot."""
         hashes = sequence.chain.hashes
         promised = [hashes[rung // self.block_size - 1] for rung in rungs]
         self._promised.claim(sequence.id, promised)
@@ -284,7 +284,7 @@ class Coordinator:
             sequence.reached = state
 
     def rungs(self, sequence: Sequence) -> list[int]:
-        """Return the boundaries at which a sequence's prefill has to stop for a checkpoint."""
+        """Return the boundaries at which a sequence's prefill has to stop for a snapshot."""
         if not self._recurrent or self._boundaries is None:
             return []
         return self._boundaries.rungs(len(sequence.tokens), sequence.frontier)

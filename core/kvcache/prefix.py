@@ -58,7 +58,7 @@ class StateBoundaries(Protocol):
         ...
 
     def rungs(self, num_tokens: int, cached: int) -> list[int]:
-        """Return the boundaries at which a prefill has to stop for a checkpoint."""
+        """Return the boundaries at which a prefill has to stop for a snapshot."""
         ...
 
     def clear(self) -> None:

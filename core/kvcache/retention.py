@@ -1,10 +1,10 @@
-"""Which boundaries get a checkpoint, and which checkpoints are kept. Pure rules.
+"""Which boundaries get a snapshot, and which snapshots are kept. Pure rules.
 
-Two regimes. With a cold tier a prefill publishes a *ladder* of checkpoints, since the chain
+Two regimes. With a cold tier a prefill publishes a *ladder* of snapshots, since the chain
 on disk lags behind the prompt and only a shallow rung may be within its reach; then shallow
-rungs are worth keeping. Without one it publishes a single checkpoint, and the caps and the
-order are those from before there was a ladder: which checkpoint survives decides how a later
-turn builds its state, and so, by rounding, its tokens.
+rungs are worth keeping. Without one it publishes a single snapshot, and the caps and the
+order are those from before there was a ladder: which snapshot survives decides how a later
+request builds its state, and so, by rounding, its tokens.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from collections.abc import Iterable, Sequence
 
 import attrs
 
-from .checkpoints import Checkpoint, Checkpoints
+from .snapshots import Snapshot, Snapshots
 
 LADDER_RUNGS = 4
 LADDER_RATIO = 4
-CHECKPOINTS_PER_OWNER = LADDER_RUNGS
-"""Checkpoints of one owner: a whole ladder."""
-CHECKPOINT_LIMIT = 5
-"""Checkpoints of all owners: a root session and four subagents."""
+SNAPSHOTS_PER_OWNER = LADDER_RUNGS
+"""Snapshots of one owner: a whole ladder."""
+SNAPSHOT_LIMIT = 5
+"""Snapshots of all owners: a root session and four subagents."""
 PRE_LADDER_LIMIT = 2
-"""Checkpoints of one owner where prefills publish one each."""
+"""Snapshots of one owner where prefills publish one each."""
 
 
 class VictimOrder(enum.Enum):
-    """Which of the redundant checkpoints goes first.
+    """Which of the redundant snapshots goes first.
 
     Attributes:
         PRE_LADDER: The first in publish order that is an ancestor of another of its owner.
@@ -42,17 +42,17 @@ class VictimOrder(enum.Enum):
 
 @attrs.frozen
 class Retention:
-    """How many checkpoints are kept, and which.
+    """How many snapshots are kept, and which.
 
     Attributes:
-        max_checkpoints: Of all owners.
+        max_snapshots: Of all owners.
         max_per_owner: Of one owner.
         order: Which go first.
-        root: Owner whose last checkpoint goes last of all; None if nobody named one.
+        root: Owner whose last snapshot goes last of all; None if nobody named one.
         max_bytes: Of all states; None means no bound.
     """
 
-    max_checkpoints: int
+    max_snapshots: int
     max_per_owner: int
     order: VictimOrder
     root: str | None = None
@@ -60,14 +60,14 @@ class Retention:
 
 
 def gdn_prefix_checkpoint_limit() -> int:
-    """Return how many checkpoints there may be: a fleet of agents and its root must fit."""
-    return CHECKPOINT_LIMIT
+    """Return how many snapshots there may be: a fleet of agents and its root must fit."""
+    return SNAPSHOT_LIMIT
 
 
 def retention(
     *, want_ladder: bool, root: str | None = None, max_bytes: int | None = None
 ) -> Retention:
-    """Return the rules of a turn.
+    """Return the rules of a request.
 
     Without a named root there is no budget beside that of one owner.
 
@@ -76,9 +76,9 @@ def retention(
         root: Owner of the root session, if it was named.
         max_bytes: Most that all states may take.
     """
-    per_owner = CHECKPOINTS_PER_OWNER if want_ladder else PRE_LADDER_LIMIT
+    per_owner = SNAPSHOTS_PER_OWNER if want_ladder else PRE_LADDER_LIMIT
     return Retention(
-        max_checkpoints=per_owner if root is None else CHECKPOINT_LIMIT,
+        max_snapshots=per_owner if root is None else SNAPSHOT_LIMIT,
         max_per_owner=per_owner,
         order=VictimOrder.LADDER if want_ladder else VictimOrder.PRE_LADDER,
         root=root,
@@ -86,10 +86,10 @@ def retention(
     )
 
 
-def checkpoint_ladder(
+def snapshot_ladder(
     num_tokens: int, cached: int, block_size: int, *, want_ladder: bool = True
 ) -> list[int]:
-    """Return the boundaries of a prefill that get a checkpoint, the shallowest first.
+    """Return the boundaries of a prefill that get a snapshot, the shallowest first.
 
     The deepest is the last full block strictly before the prompt's end; each other one is a
     quarter of the one above it, in whole blocks.
@@ -108,31 +108,29 @@ def checkpoint_ladder(
     return rungs[::-1]
 
 
-def publish(
-    checkpoints: Checkpoints, checkpoint: Checkpoint, rules: Retention
-) -> list[Checkpoint]:
-    """Put a checkpoint and drop what is too many then; return what was dropped.
+def publish(snapshots: Snapshots, snapshot: Snapshot, rules: Retention) -> list[Snapshot]:
+    """Put a snapshot and drop what is too many then; return what was dropped.
 
     A ladder is published rung by rung, and pruned after each. A state that is larger than
     all may be together is dropped itself, at nobody else's cost.
     """
-    if rules.max_bytes is not None and checkpoint.num_bytes > rules.max_bytes:
-        return [checkpoint]
-    checkpoints.put(checkpoint)
-    dropped: list[Checkpoint] = []
-    while victim := choose_victim(checkpoints.entries, checkpoint.owner, rules):
-        checkpoints.drop(victim)
+    if rules.max_bytes is not None and snapshot.num_bytes > rules.max_bytes:
+        return [snapshot]
+    snapshots.put(snapshot)
+    dropped: list[Snapshot] = []
+    while victim := choose_victim(snapshots.entries, snapshot.owner, rules):
+        snapshots.drop(victim)
         dropped.append(victim)
     return dropped
 
 
 def choose_victim(
-    entries: Sequence[Checkpoint], publisher: str, rules: Retention
-) -> Checkpoint | None:
-    """Return the checkpoint that goes next; None if all may stay.
+    entries: Sequence[Snapshot], publisher: str, rules: Retention
+) -> Snapshot | None:
+    """Return the snapshot that goes next; None if all may stay.
 
     Args:
-        entries: All checkpoints in publish order.
+        entries: All snapshots in publish order.
         publisher: Owner of the newest one.
         rules: What is kept.
     """
@@ -142,7 +140,7 @@ def choose_victim(
             return _most_redundant(entries, {owner}, rules.order)
     num_bytes = sum(entry.num_bytes for entry in entries)
     too_large = rules.max_bytes is not None and num_bytes > rules.max_bytes
-    if len(entries) <= rules.max_checkpoints and not too_large:
+    if len(entries) <= rules.max_snapshots and not too_large:
         return None
     spare = {owner for owner, count in counts.items() if count > 1}
     # The newest rung's predecessor is always the most redundant one. Without deferral a
@@ -156,11 +154,11 @@ def choose_victim(
 
 
 def _most_redundant(
-    entries: Sequence[Checkpoint], owners: Iterable[str], order: VictimOrder
-) -> Checkpoint | None:
-    """Return the checkpoint of `owners`, who keep another one, that is missed least.
+    entries: Sequence[Snapshot], owners: Iterable[str], order: VictimOrder
+) -> Snapshot | None:
+    """Return the snapshot of `owners`, who keep another one, that is missed least.
 
-    Where no checkpoint is an ancestor of another, the oldest.
+    Where no snapshot is an ancestor of another, the oldest.
     """
     candidates = [entry for entry in entries if entry.owner in owners]
     ratios = [(entry, _next_ratio(entry, candidates)) for entry in candidates]
@@ -172,7 +170,7 @@ def _most_redundant(
     return min(ancestors, key=lambda pair: pair[1])[0]
 
 
-def _next_ratio(entry: Checkpoint, entries: Sequence[Checkpoint]) -> float | None:
+def _next_ratio(entry: Snapshot, entries: Sequence[Snapshot]) -> float | None:
     """Return next length / own length, the next rung being its owner's; None for the last."""
     longer = [
         other.boundary
@@ -182,10 +180,8 @@ def _next_ratio(entry: Checkpoint, entries: Sequence[Checkpoint]) -> float | Non
     return min(longer) / entry.boundary if longer else None
 
 
-def _first_to_empty(
-    entries: Sequence[Checkpoint], publisher: str, root: str | None
-) -> Checkpoint:
-    """Return whose last checkpoint goes when there are more owners than places.
+def _first_to_empty(entries: Sequence[Snapshot], publisher: str, root: str | None) -> Snapshot:
+    """Return whose last snapshot goes when there are more owners than places.
 
     The oldest one, but the root's and the publisher's only if there is no other.
     """

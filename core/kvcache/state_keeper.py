@@ -9,10 +9,10 @@ import attrs
 
 from ..ids import BlockHash
 from .block_identity import PrefixChain
-from .checkpoints import Checkpoint, Checkpoints
-from .retention import Retention, checkpoint_ladder, publish, retention
+from .retention import Retention, publish, retention, snapshot_ladder
+from .snapshots import Snapshot, Snapshots
 
-MAX_CHECKPOINTS = 1024
+MAX_SNAPSHOTS = 1024
 """However small states are, looking through them takes its time."""
 
 
@@ -30,11 +30,11 @@ class KeptState:
 
 
 class StateKeeper:
-    """Checkpoints of one model. Pure bookkeeping: a state is a handle here.
+    """Snapshots of one model. Pure bookkeeping: a state is a handle here.
 
     Attributes:
-        checkpoints: What is kept.
-        want_ladder: A cold tier wants checkpoints at shallow boundaries too.
+        snapshots: What is kept.
+        want_ladder: A cold tier wants snapshots at shallow boundaries too.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class StateKeeper:
                 those are more.
             root: Owner of the root session, if there is one.
         """
-        self.checkpoints = Checkpoints()
+        self.snapshots = Snapshots()
         self.want_ladder = False
         self._block_size = block_size
         self._state_bytes = state_bytes
@@ -62,14 +62,14 @@ class StateKeeper:
         self._root = root
 
     def rungs(self, num_tokens: int, cached: int) -> list[int]:
-        """Return the boundaries at which a prefill has to stop for a checkpoint."""
-        return checkpoint_ladder(
+        """Return the boundaries at which a prefill has to stop for a snapshot."""
+        return snapshot_ladder(
             num_tokens, cached, self._block_size, want_ladder=self.want_ladder
         )
 
     def keep(self, owner: str, chain: PrefixChain, state: KeptState) -> None:
         """Publish a state of a chain whose blocks up to there are published."""
-        checkpoint = Checkpoint(
+        snapshot = Snapshot(
             owner=owner,
             chain=chain.hashes,
             num_blocks=state.boundary // self._block_size,
@@ -77,34 +77,32 @@ class StateKeeper:
             num_bytes=self._state_bytes,
             handle=state.handle,
         )
-        publish(self.checkpoints, checkpoint, self._rules())
+        publish(self.snapshots, snapshot, self._rules())
 
     def _rules(self) -> Retention:
         """Return the caps of `retention`, or those that the byte bound allows if it is more."""
         rules = retention(want_ladder=self.want_ladder, root=self._root)
-        affordable = min(MAX_CHECKPOINTS, self._max_bytes // max(1, self._state_bytes))
-        if affordable <= rules.max_checkpoints:
+        affordable = min(MAX_SNAPSHOTS, self._max_bytes // max(1, self._state_bytes))
+        if affordable <= rules.max_snapshots:
             return rules
-        return attrs.evolve(rules, max_checkpoints=affordable, max_per_owner=affordable)
+        return attrs.evolve(rules, max_snapshots=affordable, max_per_owner=affordable)
 
     def deepest_boundary(self, hashes: Sequence[BlockHash]) -> int:
         """Return how many leading blocks end at the deepest boundary with a state; or 0."""
-        return self.checkpoints.deepest_boundary(hashes)
+        return self.snapshots.deepest_boundary(hashes)
 
     def state_at(self, block_hash: BlockHash) -> Any:
         """Return the state behind the prefix that ends with that block; None without one."""
-        found = self.checkpoints.get(block_hash)
+        found = self.snapshots.get(block_hash)
         return None if found is None else found.handle
 
-    def on_chain(self, hashes: Sequence[BlockHash]) -> list[Checkpoint]:
-        """Return the checkpoints of a chain, deepest first, one a boundary."""
+    def on_chain(self, hashes: Sequence[BlockHash]) -> list[Snapshot]:
+        """Return the snapshots of a chain, deepest first, one a boundary."""
         found = {
-            entry.num_blocks: entry
-            for entry in self.checkpoints.entries
-            if entry.lies_on(hashes)
+            entry.num_blocks: entry for entry in self.snapshots.entries if entry.lies_on(hashes)
         }
         return [found[num_blocks] for num_blocks in sorted(found, reverse=True)]
 
     def clear(self) -> None:
         """Forget everything."""
-        self.checkpoints.clear()
+        self.snapshots.clear()

@@ -8,10 +8,10 @@ from ..contract.cache_spec import CacheLayout
 from ..contract.layer_spec import SlidingWindow
 from ..ids import BlockHash, BlockId
 from .block_identity import PrefixChain
-from .checkpoints import Checkpoint, Checkpoints
 from .group_manager import GroupManager
 from .prefix import find_longest_prefix
 from .sequence import Sequence
+from .snapshots import Snapshot, Snapshots
 from .window_retention import (
     ELEMENT_BYTES,
     WindowRules,
@@ -24,12 +24,12 @@ from .window_retention import (
 class WindowKeeper:
     """Moves windows on, and pins their blocks at boundaries that are worth it.
 
-    An entry of `checkpoints` is a wish: whether a boundary can be gone on from is decided by
+    An entry of `snapshots` is a wish: whether a boundary can be gone on from is decided by
     the blocks that are there, and never by an entry. Pure bookkeeping; owned by the engine
     thread.
 
     Attributes:
-        checkpoints: Boundaries that are held on to.
+        snapshots: Boundaries that are held on to.
         rules: Which, and how many.
     """
 
@@ -43,13 +43,13 @@ class WindowKeeper:
             window: Positions of the longest window.
             row_elements: Of one position in all their layers.
         """
-        self.checkpoints = Checkpoints()
+        self.snapshots = Snapshots()
         self.rules = WindowRules()
         self._groups = groups
         self._window = window
         self._row_bytes = row_elements * ELEMENT_BYTES
         self._block_size = groups[0].allocator.block_size
-        # a boundary every window, however long the turn
+        # a boundary every window, however long the request
         self._cadence = -(-max(window, self._block_size) // self._block_size)
 
     @classmethod
@@ -76,7 +76,7 @@ class WindowKeeper:
         self.rules = rules_with_anchors(boundaries, self._window, self._row_bytes)
 
     def boundaries(self, first: int, end: int) -> list[int]:
-        """Return the boundaries in `(first, end]` that every turn publishes, in blocks."""
+        """Return the boundaries in `(first, end]` that every request publishes, in blocks."""
         cadence, size = self._cadence, self._block_size
         regular = set(range((first // cadence + 1) * cadence, end + 1, cadence))
         anchors = {anchor // size for anchor in self.rules.anchors}
@@ -113,7 +113,7 @@ class WindowKeeper:
         """Hold on to the window at a boundary of a chain whose blocks there are published.
 
         Args:
-            owner: Whose turn passed it.
+            owner: Whose request passed it.
             chain: The chain.
             num_blocks: The boundary.
             prompt: It is the end of a prompt, where a retry begins, and the next turn if that
@@ -121,7 +121,7 @@ class WindowKeeper:
                 are protected.
         """
         boundary = num_blocks * self._block_size
-        entry = Checkpoint(
+        entry = Snapshot(
             owner=owner,
             chain=chain.hashes,
             num_blocks=num_blocks,
@@ -130,17 +130,17 @@ class WindowKeeper:
             protected=prompt,
         )
         self._pin(entry)
-        known = self.checkpoints.get(entry.hash)
+        known = self.snapshots.get(entry.hash)
         if known is not None:
             self._drop(known)
-        self.checkpoints.put(entry)
+        self.snapshots.put(entry)
         self._prune()
 
     def _prune(self) -> None:
-        prompts = [entry for entry in self.checkpoints.entries if entry.protected]
-        for entry in prompts[: -(self.rules.max_checkpoints // 2)]:
-            self.checkpoints.expose(entry)
-        while victim := choose_window_victim(self.checkpoints.entries, self.rules):
+        prompts = [entry for entry in self.snapshots.entries if entry.protected]
+        for entry in prompts[: -(self.rules.max_snapshots // 2)]:
+            self.snapshots.expose(entry)
+        while victim := choose_window_victim(self.snapshots.entries, self.rules):
             self._drop(victim)
 
     def touch(self, sequence: Sequence) -> None:
@@ -154,15 +154,15 @@ class WindowKeeper:
 
     def clear(self) -> None:
         """Hold on to nothing."""
-        for entry in self.checkpoints.entries:
+        for entry in self.snapshots.entries:
             self._drop(entry)
 
-    def _drop(self, entry: Checkpoint) -> None:
-        self.checkpoints.drop(entry)
+    def _drop(self, entry: Snapshot) -> None:
+        self.snapshots.drop(entry)
         for group in self._groups:
             group.allocator.unpin(self._hashes(group, entry.chain, entry.num_blocks))
 
-    def _pin(self, entry: Checkpoint) -> None:
+    def _pin(self, entry: Snapshot) -> None:
         for group in self._groups:
             group.allocator.pin(self._hashes(group, entry.chain, entry.num_blocks))
 

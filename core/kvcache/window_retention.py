@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import attrs
 
-from .checkpoints import Checkpoint
+from .snapshots import Snapshot
 
 PRE_LADDER_LIMIT = 2
 """Boundaries that are held on to without a cold tier."""
@@ -25,12 +25,12 @@ class WindowRules:
     """How many boundaries are held on to, and which.
 
     Attributes:
-        max_checkpoints: Of all prompts together.
+        max_snapshots: Of all prompts together.
         anchors: Boundaries that all prompts share, in tokens.
         max_bytes: Of all of them; None means that only their number counts.
     """
 
-    max_checkpoints: int = PRE_LADDER_LIMIT
+    max_snapshots: int = PRE_LADDER_LIMIT
     anchors: frozenset[int] = frozenset()
     max_bytes: int | None = None
 
@@ -67,9 +67,7 @@ def rules_with_anchors(anchors: Sequence[int], window: int, row_bytes: int) -> W
     return WindowRules(PRE_LADDER_LIMIT + len(admitted), frozenset(admitted), MAX_ANCHOR_BYTES)
 
 
-def choose_window_victim(
-    entries: Sequence[Checkpoint], rules: WindowRules
-) -> Checkpoint | None:
+def choose_window_victim(entries: Sequence[Snapshot], rules: WindowRules) -> Snapshot | None:
     """Return the boundary that goes next; None if all may stay.
 
     Without anchors the oldest. With them: the oldest that is no anchor, the oldest anchor that
@@ -81,7 +79,7 @@ def choose_window_victim(
     """
     num_bytes = sum(entry.num_bytes for entry in entries)
     too_large = rules.max_bytes is not None and num_bytes > rules.max_bytes
-    if len(entries) <= rules.max_checkpoints and not too_large:
+    if len(entries) <= rules.max_snapshots and not too_large:
         return None
     *older, newest = entries
     older = [entry for entry in older if not entry.protected]

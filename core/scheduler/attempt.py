@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .plan import PlannedRow, StepPlan
-from .turn import Turn
+from .request import Request
 
 
 class Attempt:
@@ -15,17 +15,17 @@ class Attempt:
     Attributes:
         budget: Tokens that may still be planned.
         preempted: Victims of this step.
-        starved: Turns that cannot go on although they are alone.
+        starved: Requests that cannot go on although they are alone.
     """
 
     def __init__(self, budget: int) -> None:
         self.budget = budget
-        self.preempted: list[Turn] = []
-        self.starved: list[Turn] = []
+        self.preempted: list[Request] = []
+        self.starved: list[Request] = []
         self._rows: dict[int, PlannedRow] = {}
 
-    def __contains__(self, turn: Turn) -> bool:
-        return turn.id in self._rows
+    def __contains__(self, request: Request) -> bool:
+        return request.id in self._rows
 
     @property
     def num_prefill_rows(self) -> int:
@@ -34,12 +34,12 @@ class Attempt:
 
     def add(self, row: PlannedRow) -> None:
         """Plan a row and charge the budget."""
-        self._rows[row.turn.id] = row
+        self._rows[row.request.id] = row
         self.budget -= row.length
 
-    def drop(self, turn: Turn) -> None:
+    def drop(self, request: Request) -> None:
         """Forget a victim's row."""
-        row = self._rows.pop(turn.id, None)
+        row = self._rows.pop(request.id, None)
         if row is not None:
             self.budget += row.length
 

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import attrs
 
-from .turn import Turn
+from .request import Request
 
 
 @attrs.frozen
@@ -27,30 +27,30 @@ class RestoreProgress:
 class ColdPort(Protocol):
     """Prefixes that memory has lost, or never had."""
 
-    def propose(self, turn: Turn, hit_length: int) -> int:
+    def propose(self, request: Request, hit_length: int) -> int:
         """Return how many tokens behind a hit can be restored, a multiple of the block size.
 
-        Notes on the turn why not more.
+        Notes on the request why not more.
         """
         ...
 
-    def begin(self, turn: Turn) -> None:
-        """Begin the restore that was proposed; the turn's sequence has room for it."""
+    def begin(self, request: Request) -> None:
+        """Begin the restore that was proposed; the request's sequence has room for it."""
         ...
 
-    def advance(self, turn: Turn, *, idle: bool) -> RestoreProgress:
-        """Write what has arrived into the turn's blocks; never waits.
+    def advance(self, request: Request, *, idle: bool) -> RestoreProgress:
+        """Write what has arrived into the request's blocks; never waits.
 
         Args:
-            turn: The turn.
-            idle: No other turn is held up by a large portion.
+            request: The request.
+            idle: No other request is held up by a large portion.
         """
         ...
 
-    def cancel(self, turn: Turn) -> None:
-        """Give up a restore that has begun; harmless for any other turn."""
+    def cancel(self, request: Request) -> None:
+        """Give up a restore that has begun; harmless for any other request."""
         ...
 
-    def spill(self, turn: Turn) -> bool:
-        """Write a running turn's blocks before they are taken, if that is worth it."""
+    def spill(self, request: Request) -> bool:
+        """Write a running request's blocks before they are taken, if that is worth it."""
         ...

@@ -6,15 +6,15 @@ from typing import Any
 
 import attrs
 
-from .turn import Turn
+from .request import Request
 
 
 @attrs.frozen(eq=False)
 class PlannedRow:
-    """One turn's part of a step.
+    """One request's part of a step.
 
     Attributes:
-        turn: The turn.
+        request: The request.
         sequence: Its sequence when the step was planned; a preemption replaces it.
         position: Absolute position of the first token.
         length: Tokens; 1 for a decode row.
@@ -22,7 +22,7 @@ class PlannedRow:
         on_device: The row's token was sampled by the previous step and is not read yet.
     """
 
-    turn: Turn
+    request: Request
     sequence: Any
     position: int
     length: int
@@ -36,13 +36,13 @@ class StepPlan:
 
     Attributes:
         rows: The rows, in the order in which they are computed.
-        preempted: Turns whose blocks were taken to make this plan possible.
-        starved: Turns that no block could be found for although nothing else runs.
+        preempted: Requests whose blocks were taken to make this plan possible.
+        starved: Requests that no block could be found for although nothing else runs.
     """
 
     rows: tuple[PlannedRow, ...] = ()
-    preempted: tuple[Turn, ...] = ()
-    starved: tuple[Turn, ...] = ()
+    preempted: tuple[Request, ...] = ()
+    starved: tuple[Request, ...] = ()
 
     @property
     def num_tokens(self) -> int:

@@ -1,36 +1,36 @@
-"""Turns that do not run."""
+"""Requests that do not run."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from .turn import Turn
+from .request import Request
 
 
 class WaitingQueue:
-    """First come, first served; a preempted turn keeps its place before later arrivals."""
+    """First come, first served; a preempted request keeps its place before later arrivals."""
 
     def __init__(self) -> None:
-        # insertion-ordered by key; ids rise in arrival order, so a resumed turn goes first
-        self._turns: dict[int, Turn] = {}
-        self._resumed: dict[int, Turn] = {}
+        # insertion-ordered by key; ids rise in arrival order, so a resumed request goes first
+        self._requests: dict[int, Request] = {}
+        self._resumed: dict[int, Request] = {}
 
     def __len__(self) -> int:
-        return len(self._turns) + len(self._resumed)
+        return len(self._requests) + len(self._resumed)
 
-    def __iter__(self) -> Iterator[Turn]:
+    def __iter__(self) -> Iterator[Request]:
         yield from [self._resumed[i] for i in sorted(self._resumed)]
-        yield from list(self._turns.values())
+        yield from list(self._requests.values())
 
-    def append(self, turn: Turn) -> None:
+    def append(self, request: Request) -> None:
         """Add a new arrival at the end."""
-        self._turns[turn.id] = turn
+        self._requests[request.id] = request
 
-    def push_front(self, turn: Turn) -> None:
-        """Add a preempted turn before all new arrivals, among its like by arrival."""
-        self._resumed[turn.id] = turn
+    def push_front(self, request: Request) -> None:
+        """Add a preempted request before all new arrivals, among its like by arrival."""
+        self._resumed[request.id] = request
 
-    def remove(self, turn: Turn) -> None:
-        """Take a turn out, wherever it stands."""
-        self._resumed.pop(turn.id, None)
-        self._turns.pop(turn.id, None)
+    def remove(self, request: Request) -> None:
+        """Take a request out, wherever it stands."""
+        self._resumed.pop(request.id, None)
+        self._requests.pop(request.id, None)

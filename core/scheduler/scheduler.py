@@ -24,8 +24,8 @@ from .cold_port import ColdPort
 from .plan import PlannedRow, StepPlan
 from .preemption import choose_victim
 from .queue import WaitingQueue
+from .request import Request, RequestStatus
 from .telemetry import SchedulerCounters, SchedulerStats
-from .turn import Turn, TurnStatus
 
 
 class Scheduler:
@@ -54,30 +54,30 @@ class Scheduler:
             max_context: Positions that the model can address.
             block_size: Tokens of a block.
             row_exact: Prefill is cut at pinned breaks only, never by the budget, so that a
-                turn's slices do not depend on its neighbours.
+                request's slices do not depend on its neighbours.
             counters: Counts to add to, when others add to them too.
             cold: Prefixes on disk; None without a cold tier.
         """
         self.counters = counters or SchedulerCounters()
         self._cold = cold
         # admitted, their blocks charged, and not yet running: what they hold is being read
-        self._restoring: list[Turn] = []
+        self._restoring: list[Request] = []
         self._settings = settings
         self._cache = cache
         self._max_context = max_context
         self._block_size = block_size
         self._row_exact = row_exact
-        self._running: list[Turn] = []
+        self._running: list[Request] = []
         self._waiting = WaitingQueue()
         self._next_sequence = 0
-        # turn id -> the cache's publication count when it was found waiting for a prefix
+        # request id -> the cache's publication count when it was found waiting for a prefix
         self._deferred: dict[int, int] = {}
         self._log = get_logger("scheduler")
 
     # -- arrivals and departures ----------------------------------------------------------
 
-    def submit(self, turn: Turn) -> None:
-        """Take a turn into the queue and clamp its `max_tokens` to what fits.
+    def submit(self, request: Request) -> None:
+        """Take a request into the queue and clamp its `max_tokens` to what fits.
 
         The last sampled token needs no place in the cache, hence the `+ 1`.
 
@@ -88,30 +88,30 @@ class Scheduler:
             (self._max_context, "the model's context"),
             (self._cache.max_tokens, f"the cache ({self._cache.max_usable_blocks} blocks)"),
         )
-        if turn.num_prompt_tokens > bound:
-            raise ContextLengthExceededError(turn.num_prompt_tokens, bound, what)
-        turn.max_tokens = min(turn.max_tokens, bound - turn.num_prompt_tokens + 1)
-        self._waiting.append(turn)
+        if request.num_prompt_tokens > bound:
+            raise ContextLengthExceededError(request.num_prompt_tokens, bound, what)
+        request.max_tokens = min(request.max_tokens, bound - request.num_prompt_tokens + 1)
+        self._waiting.append(request)
 
-    def finish(self, turn: Turn) -> None:
-        """Take a turn out, wherever it is, and give back all that it holds."""
-        turn.move(TurnStatus.FINISHED)
-        self._waiting.remove(turn)
-        self._deferred.pop(turn.id, None)
-        if turn in self._running:
-            self._running.remove(turn)
-        self._stop_restoring(turn)
-        self._release(turn)
+    def finish(self, request: Request) -> None:
+        """Take a request out, wherever it is, and give back all that it holds."""
+        request.move(RequestStatus.FINISHED)
+        self._waiting.remove(request)
+        self._deferred.pop(request.id, None)
+        if request in self._running:
+            self._running.remove(request)
+        self._stop_restoring(request)
+        self._release(request)
         self.counters.completed += 1
 
-    def _release(self, turn: Turn) -> None:
-        if turn.sequence is not None:
-            self._cache.release(turn.sequence)
-            turn.sequence = None
+    def _release(self, request: Request) -> None:
+        if request.sequence is not None:
+            self._cache.release(request.sequence)
+            request.sequence = None
 
     @property
-    def turns(self) -> Sequence[Turn]:
-        """Every turn that is not finished, running ones first."""
+    def requests(self) -> Sequence[Request]:
+        """Every request that is not finished, running ones first."""
         return [*self._running, *self._restoring, *self._waiting]
 
     @property
@@ -129,15 +129,15 @@ class Scheduler:
     def plan(self) -> StepPlan:
         """Return the rows of the next step and reserve their positions."""
         attempt = Attempt(self._settings.max_batched_tokens)
-        for turn in list(self._restoring):
-            self._advance_restore(turn)
+        for request in list(self._restoring):
+            self._advance_restore(request)
         # copies: a preemption shortens the list while it is walked
-        for turn in list(self._running):
-            if turn.wants_decode:
-                self._plan_decode(turn, attempt)
-        for turn in list(self._running):
-            if turn not in attempt and turn.wants_prefill:
-                self._plan_prefill(turn, attempt)
+        for request in list(self._running):
+            if request.wants_decode:
+                self._plan_decode(request, attempt)
+        for request in list(self._running):
+            if request not in attempt and request.wants_prefill:
+                self._plan_prefill(request, attempt)
         if not attempt.preempted:
             self._admit(attempt)
         plan = attempt.result()
@@ -145,213 +145,219 @@ class Scheduler:
             self.counters.count_step(plan)
         return plan
 
-    def _plan_decode(self, turn: Turn, attempt: Attempt) -> None:
-        if turn.may_sample and attempt.budget:
-            self._plan_row(turn, 1, attempt)
+    def _plan_decode(self, request: Request, attempt: Attempt) -> None:
+        if request.may_sample and attempt.budget:
+            self._plan_row(request, 1, attempt)
 
-    def _plan_prefill(self, turn: Turn, attempt: Attempt) -> None:
-        length = self._slice_length(turn, attempt)
+    def _plan_prefill(self, request: Request, attempt: Attempt) -> None:
+        length = self._slice_length(request, attempt)
         if length > 0:
-            self._plan_row(turn, length, attempt)
+            self._plan_row(request, length, attempt)
 
-    def _slice_length(self, turn: Turn, attempt: Attempt) -> int:
+    def _slice_length(self, request: Request, attempt: Attempt) -> int:
         """Return the tokens up to the next pinned break, as far as the budget goes."""
-        chunk, cursor = self._settings.prefill_chunk_size, turn.sequence.cursor
-        to_break = chunk - (cursor - turn.grid_origin) % chunk
-        to_break = min([to_break, *(rung - cursor for rung in turn.rungs if rung > cursor)])
-        length = min(turn.num_uncomputed, to_break, self._settings.long_prefill_tokens)
+        chunk, cursor = self._settings.prefill_chunk_size, request.sequence.cursor
+        to_break = chunk - (cursor - request.grid_origin) % chunk
+        to_break = min([to_break, *(rung - cursor for rung in request.rungs if rung > cursor)])
+        length = min(request.num_uncomputed, to_break, self._settings.long_prefill_tokens)
         if not self._row_exact:
             return min(length, attempt.budget)
         # uncut: it runs when it fits, or as the only slice of its step
         return length if length <= attempt.budget or not attempt.num_prefill_rows else 0
 
-    def _plan_row(self, turn: Turn, length: int, attempt: Attempt) -> None:
-        if not self._reserve(turn, length, attempt):
+    def _plan_row(self, request: Request, length: int, attempt: Attempt) -> None:
+        if not self._reserve(request, length, attempt):
             return
-        position = turn.sequence.cursor - length
-        on_device = position == len(turn.tokens)
-        samples = turn.sequence.cursor == len(turn.tokens) + turn.num_in_flight
-        attempt.add(PlannedRow(turn, turn.sequence, position, length, samples, on_device))
+        position = request.sequence.cursor - length
+        on_device = position == len(request.tokens)
+        samples = request.sequence.cursor == len(request.tokens) + request.num_in_flight
+        attempt.add(PlannedRow(request, request.sequence, position, length, samples, on_device))
 
-    def _reserve(self, turn: Turn, length: int, attempt: Attempt) -> bool:
+    def _reserve(self, request: Request, length: int, attempt: Attempt) -> bool:
         """Reserve, at the cost of at most one victim a step; False if there is no room."""
         while True:
             try:
-                self._cache.reserve(turn.sequence, length)
+                self._cache.reserve(request.sequence, length)
             except CacheExhaustedError:
-                if attempt.preempted or not self._make_room(turn, attempt):
+                if attempt.preempted or not self._make_room(request, attempt):
                     self.counters.rows_alloc_evicted += 1
                     return False
             else:
                 return True
 
-    def _make_room(self, turn: Turn, attempt: Attempt) -> bool:
-        """Preempt one turn; True if `turn` may try again."""
+    def _make_room(self, request: Request, attempt: Attempt) -> bool:
+        """Preempt one request; True if `request` may try again."""
         others = [*self._running, *self._restoring]
         if len(others) == 1:
-            attempt.starved.append(turn)
+            attempt.starved.append(request)
             return False
         victim = choose_victim(sorted(others, key=lambda t: t.id))
         self._preempt(victim)
         attempt.drop(victim)
         attempt.preempted.append(victim)
-        return victim is not turn
+        return victim is not request
 
-    def _preempt(self, turn: Turn) -> None:
-        """Take a turn's blocks; what is full and committed stays to be hit again."""
-        self._cache.publish(turn.sequence)
-        turn.spilled = turn.status is TurnStatus.RUNNING and self._spill(turn)
-        self._stop_restoring(turn)
-        self._release(turn)
-        if turn in self._running:
-            self._running.remove(turn)
-        turn.move(TurnStatus.PREEMPTED)
-        turn.preemptions += 1
+    def _preempt(self, request: Request) -> None:
+        """Take a request's blocks; what is full and committed stays to be hit again."""
+        self._cache.publish(request.sequence)
+        request.spilled = request.status is RequestStatus.RUNNING and self._spill(request)
+        self._stop_restoring(request)
+        self._release(request)
+        if request in self._running:
+            self._running.remove(request)
+        request.move(RequestStatus.PREEMPTED)
+        request.preemptions += 1
         # a whole block of progress, or the victim of now would be the victim of the next step
-        turn.protected_until = len(turn.tokens) + self._block_size
-        self._waiting.push_front(turn)
+        request.protected_until = len(request.tokens) + self._block_size
+        self._waiting.push_front(request)
         self.counters.preemptions += 1
-        self.counters.preemptions_ssd += turn.spilled
-        self.counters.preemptions_recompute += not turn.spilled
-        mode = "spill" if turn.spilled else "recompute"
+        self.counters.preemptions_ssd += request.spilled
+        self.counters.preemptions_recompute += not request.spilled
+        mode = "spill" if request.spilled else "recompute"
         self._log.info(
-            "scheduler.turn.preempted", turn=turn.id, tokens=len(turn.tokens), mode=mode
+            "scheduler.request.preempted",
+            request=request.id,
+            tokens=len(request.tokens),
+            mode=mode,
         )
 
-    def _spill(self, turn: Turn) -> bool:
-        return self._cold is not None and self._cold.spill(turn)
+    def _spill(self, request: Request) -> bool:
+        return self._cold is not None and self._cold.spill(request)
 
     # -- admission -------------------------------------------------------------------------
 
     def _admit(self, attempt: Attempt) -> None:
-        """Admit in arrival order; the first turn that lacks blocks holds up all behind it.
+        """Admit in arrival order; the first request that lacks blocks holds up the others.
 
-        A turn whose prefix a running turn is about to publish steps aside instead: it would
+        A request whose prefix a running one is about to publish steps aside: admitted, it would
         compute the same blocks a second time.
         """
-        for turn in self._waiting:
+        for request in self._waiting:
             admitted = len(self._running) + len(self._restoring)
             if admitted >= self._settings.max_num_seqs or attempt.budget < 1:
                 return
-            if turn.num_in_flight:
+            if request.num_in_flight:
                 return  # preempted in this very step: its last token has not been read
-            if self._deferred.get(turn.id) == self._cache.num_publications:
+            if self._deferred.get(request.id) == self._cache.num_publications:
                 continue
-            if not self._try_admit(turn, attempt):
+            if not self._try_admit(request, attempt):
                 return
 
-    def _opened(self, turn: Turn) -> Turn:
-        """Return a turn that has a sequence."""
-        if turn.sequence is None:
-            turn.sequence = self._cache.open(
+    def _opened(self, request: Request) -> Request:
+        """Return a request that has a sequence."""
+        if request.sequence is None:
+            request.sequence = self._cache.open(
                 SequenceId(self._next_sequence),
-                turn.tokens,
-                salt=turn.salt,
-                owner=turn.owner,
+                request.tokens,
+                salt=request.salt,
+                owner=request.owner,
             )
             self._next_sequence += 1
-        return turn
+        return request
 
-    def _try_admit(self, turn: Turn, attempt: Attempt) -> bool:
+    def _try_admit(self, request: Request, attempt: Attempt) -> bool:
         """Admit, or put aside for a prefix; False if there are not enough blocks."""
-        self._opened(turn)
-        hit = self._cache.match_prefix(turn.sequence)
+        self._opened(request)
+        hit = self._cache.match_prefix(request.sequence)
         if hit.awaited > hit.length:
-            self._deferred[turn.id] = self._cache.num_publications
+            self._deferred[request.id] = self._cache.num_publications
             self.counters.admission_deferred_prefix += 1
             return True
-        room = self._needed_tokens(turn, hit.length)
+        room = self._needed_tokens(request, hit.length)
         if not self._cache.admits(hit, room, self._reservations(), self._watermark()):
             self.counters.admission_deferred_blocks += 1
             return False
-        if turn.cached_tokens is None:
-            turn.held_tokens = hit.length + hit.unbacked
-        extension = self._cold.propose(turn, hit.length) if self._cold else 0
-        self._cache.attach(turn.sequence, hit)
-        self._waiting.remove(turn)
-        self._deferred.pop(turn.id, None)
+        if request.cached_tokens is None:
+            request.held_tokens = hit.length + hit.unbacked
+        extension = self._cold.propose(request, hit.length) if self._cold else 0
+        self._cache.attach(request.sequence, hit)
+        self._waiting.remove(request)
+        self._deferred.pop(request.id, None)
         self.counters.admitted += 1
-        if extension and self._begin_restore(turn, extension):
+        if extension and self._begin_restore(request, extension):
             return True
-        self._start(turn)
-        self._plan_admitted(turn, attempt)
+        self._start(request)
+        self._plan_admitted(request, attempt)
         return True
 
-    def _start(self, turn: Turn) -> None:
-        """Let a turn run from what its sequence holds."""
-        turn.move(TurnStatus.RUNNING)
-        turn.grid_origin = turn.sequence.frontier
-        turn.rungs = self._rungs(turn)
-        self._cache.promise(turn.sequence, turn.rungs)
-        if turn.cached_tokens is None:
-            turn.cached_tokens = turn.sequence.frontier
-        bisect.insort(self._running, turn, key=lambda t: t.id)
+    def _start(self, request: Request) -> None:
+        """Let a request run from what its sequence holds."""
+        request.move(RequestStatus.RUNNING)
+        request.grid_origin = request.sequence.frontier
+        request.rungs = self._rungs(request)
+        self._cache.promise(request.sequence, request.rungs)
+        if request.cached_tokens is None:
+            request.cached_tokens = request.sequence.frontier
+        bisect.insort(self._running, request, key=lambda t: t.id)
 
-    def _rungs(self, turn: Turn) -> list[int]:
-        """Return where a turn's prefill stops for its state: also for those who wait for it."""
+    def _rungs(self, request: Request) -> list[int]:
+        """Return where a prefill stops for its state, or for those who wait for one."""
         waiting = itertools.islice(self._waiting, self._settings.max_num_seqs)
         for_others = {
-            self._cache.shared_prefix(turn.sequence, self._opened(other).sequence)
+            self._cache.shared_prefix(request.sequence, self._opened(other).sequence)
             for other in waiting
-            if other.salt == turn.salt and not other.num_in_flight  # else it is not all known
+            if other.salt == request.salt
+            and not other.num_in_flight  # else it is not all known
         }
-        own = self._cache.rungs(turn.sequence)
-        frontier = turn.sequence.frontier
+        own = self._cache.rungs(request.sequence)
+        frontier = request.sequence.frontier
         return sorted({*own, *(rung for rung in for_others if rung > frontier)})
 
     # -- restores --------------------------------------------------------------------------
 
-    def _begin_restore(self, turn: Turn, num_tokens: int) -> bool:
+    def _begin_restore(self, request: Request, num_tokens: int) -> bool:
         """Reserve what will be restored and leave the rest to the disk; False without room."""
         assert self._cold is not None
         try:
-            self._cache.reserve_restore(turn.sequence, num_tokens)
+            self._cache.reserve_restore(request.sequence, num_tokens)
         except CacheExhaustedError:
-            self._cold.cancel(turn)
+            self._cold.cancel(request)
             return False
-        turn.move(TurnStatus.WAITING_FOR_SSD)
-        self._restoring.append(turn)
-        self._cold.begin(turn)
+        request.move(RequestStatus.WAITING_FOR_SSD)
+        self._restoring.append(request)
+        self._cold.begin(request)
         self.counters.ssd_restores += 1
         return True
 
-    def _advance_restore(self, turn: Turn) -> None:
+    def _advance_restore(self, request: Request) -> None:
         """Commit what has arrived; when nothing more will, compute the rest."""
         assert self._cold is not None
-        progress = self._cold.advance(turn, idle=not self._running)
-        self._cache.commit(turn.sequence, progress.num_tokens)
-        self._cache.publish(turn.sequence)
+        progress = self._cold.advance(request, idle=not self._running)
+        self._cache.commit(request.sequence, progress.num_tokens)
+        self._cache.publish(request.sequence)
         if progress.state is not None:
-            self._cache.reach(turn.sequence, progress.state, rung=True)
-        if turn.cached_tokens is None:
-            turn.restored_tokens += progress.num_tokens
+            self._cache.reach(request.sequence, progress.state, rung=True)
+        if request.cached_tokens is None:
+            request.restored_tokens += progress.num_tokens
         if progress.done:
-            self._cache.rollback(turn.sequence, turn.sequence.cursor - turn.sequence.frontier)
-            self._restoring.remove(turn)
-            self._start(turn)
+            self._cache.rollback(
+                request.sequence, request.sequence.cursor - request.sequence.frontier
+            )
+            self._restoring.remove(request)
+            self._start(request)
 
     def requeue_restoring(self) -> None:
-        """Send every turn that waits for the disk back: what was written for it is lost."""
-        for turn in list(self._restoring):
-            self._stop_restoring(turn)
-            self._release(turn)
-            turn.move(TurnStatus.PREEMPTED)
-            self._waiting.push_front(turn)
+        """Send every request that waits for the disk back: what was written for it is lost."""
+        for request in list(self._restoring):
+            self._stop_restoring(request)
+            self._release(request)
+            request.move(RequestStatus.PREEMPTED)
+            self._waiting.push_front(request)
 
-    def _stop_restoring(self, turn: Turn) -> None:
-        if turn in self._restoring:
+    def _stop_restoring(self, request: Request) -> None:
+        if request in self._restoring:
             assert self._cold is not None
-            self._restoring.remove(turn)
-            self._cold.cancel(turn)
-            if turn.cached_tokens is None:
-                turn.restored_tokens = 0  # what is left of them will be found in memory
+            self._restoring.remove(request)
+            self._cold.cancel(request)
+            if request.cached_tokens is None:
+                request.restored_tokens = 0  # what is left of them will be found in memory
 
-    def _plan_admitted(self, turn: Turn, attempt: Attempt) -> None:
-        (self._plan_decode if turn.wants_decode else self._plan_prefill)(turn, attempt)
+    def _plan_admitted(self, request: Request, attempt: Attempt) -> None:
+        (self._plan_decode if request.wants_decode else self._plan_prefill)(request, attempt)
 
-    def _needed_tokens(self, turn: Turn, hit_length: int) -> int:
-        """Return the tokens that a turn must have room for before it may start."""
-        end = len(turn.tokens)
+    def _needed_tokens(self, request: Request, hit_length: int) -> int:
+        """Return the tokens that a request must have room for before it may start."""
+        end = len(request.tokens)
         if self._settings.reserve_full_prompt:
             return end
         return min(end, hit_length + self._settings.max_batched_tokens)
@@ -363,7 +369,7 @@ class Scheduler:
         return [(t.sequence, len(t.tokens)) for t in (*self._running, *self._restoring)]
 
     def _watermark(self) -> float:
-        """Return the share kept free while others run; nothing is kept from a lone turn."""
+        """Return the share kept free while others run; nothing is kept from a lone request."""
         alone = not self._running and not self._restoring
         return 0.0 if alone else self._settings.watermark_fraction
 
@@ -373,7 +379,7 @@ class Scheduler:
         """Note that the plan's sampled tokens are on their way."""
         for row in plan.rows:
             if row.samples:
-                row.turn.num_in_flight += 1
+                row.request.num_in_flight += 1
 
     def settle(self, row: PlannedRow, token: int | None) -> bool:
         """Commit a computed row and take note of its sampled token.
@@ -383,19 +389,19 @@ class Scheduler:
             token: The sampled token, None if the row samples nothing.
 
         Returns:
-            Whether the token counts: False for a turn that has finished meanwhile.
+            Whether the token counts: False for a request that has finished meanwhile.
         """
-        turn = row.turn
-        if turn.status is TurnStatus.FINISHED:
+        request = row.request
+        if request.status is RequestStatus.FINISHED:
             return False
-        if turn.sequence is row.sequence:
+        if request.sequence is row.sequence:
             self._cache.commit(row.sequence, row.length)
             self._cache.publish(row.sequence)
         if token is None:
             return False
-        turn.num_in_flight -= 1
-        turn.tokens.append(token)
-        if turn.sequence is row.sequence:
+        request.num_in_flight -= 1
+        request.tokens.append(token)
+        if request.sequence is row.sequence:
             self._cache.record(row.sequence, [token])
         return True
 

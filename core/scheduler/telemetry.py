@@ -16,24 +16,24 @@ class SchedulerStats:
         max_batch_occupancy: Most rows that one step had.
         decode_batch_occupancy_hist: Decode rows -> steps that had so many.
         fused_greedy_epilogue_steps: Steps whose rows were all sampled by one argmax.
-        admitted: Admissions, resumed turns included.
-        completed: Turns that finished, however.
+        admitted: Admissions, resumed requests included.
+        completed: Requests that finished, however.
         admission_deferred_blocks: Times that the next turn waited for blocks.
-        admission_deferred_prefix: Times that a turn waited for a prefix in the making.
+        admission_deferred_prefix: Times that a request waited for a prefix in the making.
         rows_alloc_evicted: Rows that made no progress in a step for want of a block.
-        preemptions: Turns whose blocks were taken.
+        preemptions: Requests whose blocks were taken.
         preemptions_recompute: Those that will recompute what the cache cannot give back.
         preemptions_ssd: Those whose blocks were written to the cold tier first.
         ssd_restores: Admissions that waited for the disk.
         ssd_restore_bytes: Bytes that they restored.
         ssd_restore_wait_ms: Time that they waited together, in milliseconds.
-        ssd_restore_waiting: Turns that wait for it now.
-        running: Turns in the running set.
-        waiting: Turns in the queue.
+        ssd_restore_waiting: Requests that wait for it now.
+        running: Requests in the running set.
+        waiting: Requests in the queue.
         block_capacity: Blocks that sequences may ever hold together.
         block_available: Blocks that could be had now.
         block_watermark: Blocks that admission leaves free while others run.
-        reserved_blocks: Blocks that running turns will still need for their known tokens.
+        reserved_blocks: Blocks that running requests will still need for their known tokens.
     """
 
     global_steps: int

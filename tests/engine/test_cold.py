@@ -45,7 +45,7 @@ def forget(model: neve.Model) -> None:
 
 
 def answer(model: neve.Model, prompt: str = PROMPT, **options: Any) -> neve.Completion:
-    """Answer, and wait until the turn's blocks are on disk."""
+    """Answer, and wait until the request's blocks are on disk."""
     completion = model.generate(prompt, max_tokens=4, **options)
     model.flush()
     return completion
@@ -71,12 +71,12 @@ def hold_reads(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, thread
 
 
 def full_blocks(completion: neve.Completion) -> int:
-    """Return the prompt blocks that a second turn can find."""
+    """Return the prompt blocks that a second request can find."""
     return (completion.usage.prompt_tokens - 1) // BLOCK
 
 
 def test_all_but_the_last_partial_block_comes_back(persist):
-    """CT-1, CT-11: after one earlier turn every whole block is restored, none computed."""
+    """CT-1, CT-11: after one earlier request every whole block is restored, none computed."""
     first = answer(persist())
     second = answer(persist())
 
@@ -168,7 +168,7 @@ def test_another_salt_finds_nothing(persist):
 
 
 def test_nothing_is_read_or_written_before_the_model_is_known(load, tmp_path, monkeypatch):
-    """CT-4: while the weights are digested turns run without the tier, then are written."""
+    """CT-4: while the weights are digested requests run without the tier, then are written."""
     known = threading.Event()
     digest = WeightIdentity.digest
 
@@ -189,7 +189,7 @@ def test_nothing_is_read_or_written_before_the_model_is_known(load, tmp_path, mo
 
 
 def test_a_turn_that_ran_out_of_its_budget_is_the_cause(persist, tmp_path):
-    """CT-6: at most so many blocks are written a turn; the next one goes on there."""
+    """CT-6: at most so many blocks are written a request; the next one goes on there."""
     model = persist(cold_capture_blocks_per_turn=5)
     answer(model)
 
@@ -295,14 +295,14 @@ def test_a_store_that_is_deleted_under_us_is_survived(persist, tmp_path):
 
     assert second.tokens == first.tokens
     assert second.usage.restored_tokens == 0
-    assert answer(persist()).usage.restored_tokens > 0  # the second turn was written
+    assert answer(persist()).usage.restored_tokens > 0  # the second request was written
 
 
-# -- beside other turns --------------------------------------------------------------------
+# -- beside other requests --------------------------------------------------------------------
 
 
 def test_others_decode_while_a_prefix_is_read(persist, monkeypatch):
-    """CT-11: a turn that waits for the disk holds nobody up."""
+    """CT-11: a request that waits for the disk holds nobody up."""
     answer(persist())
     model = persist()
     read, reads = ColdStore.read, threading.Event()
@@ -327,7 +327,7 @@ def test_others_decode_while_a_prefix_is_read(persist, monkeypatch):
     assert after.global_steps > before.global_steps
     assert completion.usage.restored_tokens > 0
     assert model.stats().scheduler.ssd_restore_wait_ms > 0
-    # its pace was that of the other turn's steps, and is no reason to decline the next one
+    # its pace was that of the other request's steps, and is no reason to decline the next one
     assert model._engine.call(lambda core: core.cold.tier.cost.restore.us_per_unit) is None
 
 
@@ -343,7 +343,7 @@ def test_eight_turns_with_one_prefix_read_it_once(persist):
 
 
 def test_a_cancelled_restore_gives_everything_back(persist, monkeypatch):
-    """SC-6: a turn that is cancelled while it waits for the disk holds nothing afterwards."""
+    """SC-6: a request cancelled while it waits for the disk holds nothing afterwards."""
     answer(persist())
     model = persist()
     _, release = hold_reads(monkeypatch)
@@ -417,7 +417,7 @@ def test_a_failed_step_loses_no_turn_that_waits_for_the_disk(persist, monkeypatc
 
 
 def test_one_line_a_turn(persist, tmp_path):
-    """TE-2: the line of a turn has every count of both types, its own writes included."""
+    """TE-2: the line of a request has every count of both types, its own writes included."""
     model = persist(turn_log_dir=str(tmp_path / "log"))
     completion = answer(model)
     stats = model.stats()

@@ -31,8 +31,8 @@ from neve.engine.lanes import PagedLane
 from neve.forward import kernel_attention
 from neve.forward.paged_step import PagedStep
 from neve.forward.step_batch import RowInput, build_step_batch
-from neve.kvcache.layer_pool import LayerPool
 from neve.metal import dispatch
+from neve.pools.layer_pool import LayerPool
 from neve.testing.golden import read_goldens
 from neve.testing.parity import differs_at
 

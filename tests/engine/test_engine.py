@@ -14,7 +14,7 @@ from neve.errors import (
     EngineClosedError,
     MemoryBudgetError,
     NeveError,
-    TurnCancelledError,
+    RequestCancelledError,
 )
 
 pytestmark = pytest.mark.mlx
@@ -68,25 +68,25 @@ def test_cancelled_await_leaves_the_engine_alone(model, goldens):
 
 @pytest.mark.parametrize("after", [0, 1, 5])
 def test_cancel_while_running(model, goldens, after):
-    """SC-6: a cancelled turn ends at a step boundary and gives its blocks back."""
+    """SC-6: a cancelled request ends at a step boundary and gives its blocks back."""
     handle = model.submit(goldens["kjv"]["ids"], max_tokens=2000, ignore_eos=True)
     pieces = iter(handle)
     for _ in range(after):
         next(pieces)
     handle.cancel()
-    with pytest.raises(TurnCancelledError):
+    with pytest.raises(RequestCancelledError):
         handle.result(30)
 
     assert model.stats().pools.groups[0].num_live == 0
 
 
 def test_cancel_while_queued(load, goldens):
-    """SC-6: a turn that waits can be cancelled; the running one does not notice."""
+    """SC-6: a request that waits can be cancelled; the running one does not notice."""
     model = load(max_num_seqs=1)
     first = model.submit(goldens["kjv"]["ids"], max_tokens=60)
     second = model.submit(goldens["table"]["ids"], max_tokens=60)
     second.cancel()
-    with pytest.raises(TurnCancelledError):
+    with pytest.raises(RequestCancelledError):
         second.result(30)
 
     assert list(first.result().tokens) == goldens["kjv"]["f32"]["tokens"][:60]
@@ -155,7 +155,7 @@ def test_close_from_several_threads(load):
 
 @pytest.mark.parametrize("fails_at", [0, 1, 4])
 def test_broken_forward_fails_its_turns_and_nobody_elses(load, goldens, monkeypatch, fails_at):
-    """A raise in a family's forward ends the step; later turns are served, exactly."""
+    """A raise in a family's forward ends the step; later requests are served, exactly."""
     model = load(max_num_seqs=2)
     real, calls = type(model.info.family).forward, iter(range(1000))
 
@@ -206,7 +206,7 @@ def test_broken_device_empties_the_pools(load, goldens, monkeypatch):
 
 
 def test_preemption_changes_no_token(load, goldens):
-    """SC-3: a cache too small for all makes turns come and go, with the same tokens."""
+    """SC-3: a cache too small for all makes requests come and go, with the same tokens."""
     model = load(paged_cache_memory_mb=2, watermark_fraction=0.0)
     prompts = [goldens[i] for i in ("story_short", "count", "copy", "kjv", "chat_story")]
     handles = [model.submit(p["ids"], max_tokens=p["max_new"]) for p in prompts]

@@ -15,7 +15,7 @@ import neve
 from neve.coldtier.keys import ColdGroup, ObjectName
 from neve.coldtier.object_facts import ObjectFacts, peek
 from neve.coldtier.object_format import decode, encode
-from neve.kvcache.retention import LADDER_RUNGS, checkpoint_ladder
+from neve.kvcache.retention import LADDER_RUNGS, snapshot_ladder
 from neve.testing.parity import at_once, tokens
 
 pytestmark = pytest.mark.mlx
@@ -78,7 +78,7 @@ def text(length: int, seed: int) -> list[int]:
 
 
 def answer(model: neve.Model, prompt: Sequence[int], length: int = 6) -> neve.Completion:
-    """Answer, and wait until what the turn leaves is on disk, if it is to be."""
+    """Answer, and wait until what the request leaves is on disk, if it is to be."""
     completion = model.generate(list(prompt), max_tokens=length, ignore_eos=True)
     model.flush()
     return completion
@@ -90,7 +90,7 @@ def forget(model: neve.Model) -> None:
 
 
 @attrs.define
-class Turn:
+class Request:
     """A prompt and its answer."""
 
     prompt: list[int]
@@ -104,16 +104,16 @@ class Turn:
 
 @attrs.define
 class Expected:
-    """What a cache must hold after the turns so far, told from their tokens alone.
+    """What a cache must hold after the requests so far, told from their tokens alone.
 
     Attributes:
         ladder: Whether prefills keep shallow boundaries too.
-        turns: The turns.
+        requests: The requests.
         kept: Boundaries with a state, each as the tokens that it sums up.
     """
 
     ladder: bool = False
-    turns: list[Turn] = attrs.field(factory=list)
+    requests: list[Request] = attrs.field(factory=list)
     kept: list[list[int]] = attrs.field(factory=list)
 
     def deepest(self, prompt: Sequence[int]) -> int:
@@ -124,8 +124,8 @@ class Expected:
     def held(self, prompt: Sequence[int]) -> int:
         """Return the tokens whose blocks are in memory."""
         most = 0
-        for turn in self.turns:
-            pairs = zip(prompt[:-1], turn.computed, strict=False)
+        for request in self.requests:
+            pairs = zip(prompt[:-1], request.computed, strict=False)
             same = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
             most = max(most, same // BLOCK * BLOCK)
         return most
@@ -138,39 +138,40 @@ class Expected:
         lacking = "no_sidecar" if self.ladder else "no_state"
         return lacking if self.held(prompt) > deepest else "no_block"
 
-    def note(self, turn: Turn) -> None:
-        """Take note of what a turn leaves: its prefill's rungs, and its newest state."""
-        self.turns.append(turn)
-        cached = turn.completion.usage.cached_tokens
-        prompt, computed = turn.prompt, turn.computed
-        ends = checkpoint_ladder(len(prompt), cached, BLOCK, want_ladder=self.ladder)
+    def note(self, request: Request) -> None:
+        """Take note of what a request leaves: its prefill's rungs, and its newest state."""
+        self.requests.append(request)
+        cached = request.completion.usage.cached_tokens
+        prompt, computed = request.prompt, request.computed
+        ends = snapshot_ladder(len(prompt), cached, BLOCK, want_ladder=self.ladder)
         newest = len(computed) // BLOCK * BLOCK
         ends += [newest] if newest >= len(prompt) else []
         self.kept += [computed[:end] for end in ends]
 
 
-def ask(model: neve.Model, prompt: list[int], expected: Expected) -> Turn:
+def ask(model: neve.Model, prompt: list[int], expected: Expected) -> Request:
     """Answer, and compare what was found in memory with what must be there."""
-    turn = Turn(prompt, answer(model, prompt))
-    report = turn.completion.cache_report
+    request = Request(prompt, answer(model, prompt))
+    report = request.completion.cache_report
     found = (report.hot_tokens + report.restored_tokens, report.miss)
 
     assert found == (expected.deepest(prompt), expected.miss(prompt))
-    expected.note(turn)
-    return turn
+    expected.note(request)
+    return request
 
 
 def converse(model: neve.Model, expected: Expected) -> None:
     """Play a conversation that grows, an edit, a retry and four sub-conversations."""
     prompt = text(50, 0)
     for i in range(10):
-        turn = ask(model, prompt, expected)
-        if i:  # only what has come since the last turn is computed, and less than a block
+        request = ask(model, prompt, expected)
+        if i:  # only what has come since the last request is computed, and less than a block
             assert (
-                turn.completion.usage.cached_tokens > len(expected.turns[-2].computed) - BLOCK
+                request.completion.usage.cached_tokens
+                > len(expected.requests[-2].computed) - BLOCK
             )
-        prompt = turn.prompt + list(turn.completion.tokens) + text(9 + i, i)
-    retried = ask(model, expected.turns[-1].prompt, expected)
+        prompt = request.prompt + list(request.completion.tokens) + text(9 + i, i)
+    retried = ask(model, expected.requests[-1].prompt, expected)
     assert retried.completion.usage.cached_tokens > len(retried.prompt) - BLOCK - 1
     edited = list(prompt)
     edited[len(edited) // 2] = 1001
@@ -181,23 +182,25 @@ def converse(model: neve.Model, expected: Expected) -> None:
         ask(model, again, expected)
 
 
-def assert_as_alone(flat: neve.Model, turns: Sequence[Turn]) -> None:
-    """Compare answers with those of turns that found nothing."""
-    alone = at_once(flat, [turn.prompt for turn in turns], max_tokens=6, ignore_eos=True)
+def assert_as_alone(flat: neve.Model, requests: Sequence[Request]) -> None:
+    """Compare answers with those of requests that found nothing."""
+    alone = at_once(
+        flat, [request.prompt for request in requests], max_tokens=6, ignore_eos=True
+    )
 
-    assert tokens([turn.completion for turn in turns]) == tokens(alone)
+    assert tokens([request.completion for request in requests]) == tokens(alone)
 
 
 # -- in memory -----------------------------------------------------------------------------
 
 
 def test_every_turn_hits_at_the_deepest_valid_boundary(hot, flat):
-    """GR-5: growing, edited, retried or branched, a turn is hit and says why no deeper."""
+    """GR-5: growing, edited, retried or branched, a request is hit and says why no deeper."""
     expected = Expected()
     converse(hot(), expected)
 
-    assert {expected.miss(turn.prompt) for turn in expected.turns} == {None}
-    assert_as_alone(flat, expected.turns)
+    assert {expected.miss(request.prompt) for request in expected.requests} == {None}
+    assert_as_alone(flat, expected.requests)
 
 
 @every_family
@@ -215,7 +218,7 @@ def test_blocks_without_their_state_are_no_hit(hot, flat):
     model, prompt = hot(), text(70, 1)
     answer(model, prompt)
     model._engine.call(lambda core: core.runner.lane.keeper.clear())
-    again = Turn(prompt, answer(model, prompt))
+    again = Request(prompt, answer(model, prompt))
 
     assert again.completion.cache_report.hot_tokens == 0
     assert again.completion.cache_report.miss == "no_state"
@@ -250,7 +253,7 @@ def test_after_a_failed_step_no_state_is_used(hot, flat):
     model._engine.call(fail)
     with pytest.raises(neve.NeveError, match="the device is gone"):
         answer(model, text(20, 2))
-    again = Turn(prompt, answer(model, prompt))
+    again = Request(prompt, answer(model, prompt))
 
     assert again.completion.usage.cached_tokens == 0
     assert_as_alone(flat, [again])
@@ -258,17 +261,19 @@ def test_after_a_failed_step_no_state_is_used(hot, flat):
 
 def test_a_small_store_of_states_costs_hits_and_nothing_else(hot, flat):
     """SD-6: with room for no state the caps of the tables hold: two, the newest among them."""
-    model = hot(state_checkpoint_memory_mb=0)
-    turns = [Turn(prompt := text(50 + 9 * i, i), answer(model, prompt)) for i in range(4)]
-    num_kept = model._engine.call(lambda core: len(core.runner.lane.keeper.checkpoints))
-    longer = turns[-1].computed + text(9, 9)
-    turns += [Turn(prompt, answer(model, prompt)) for prompt in (longer, turns[0].prompt)]
+    model = hot(state_snapshot_memory_mb=0)
+    requests = [Request(prompt := text(50 + 9 * i, i), answer(model, prompt)) for i in range(4)]
+    num_kept = model._engine.call(lambda core: len(core.runner.lane.keeper.snapshots))
+    longer = requests[-1].computed + text(9, 9)
+    requests += [
+        Request(prompt, answer(model, prompt)) for prompt in (longer, requests[0].prompt)
+    ]
 
     assert num_kept == 2
-    assert turns[-2].completion.usage.cached_tokens == 80
-    assert turns[-1].completion.usage.cached_tokens == 0
-    assert turns[-1].completion.cache_report.miss == "no_state"
-    assert_as_alone(flat, turns)
+    assert requests[-2].completion.usage.cached_tokens == 80
+    assert requests[-1].completion.usage.cached_tokens == 0
+    assert requests[-1].completion.cache_report.miss == "no_state"
+    assert_as_alone(flat, requests)
 
 
 def test_sub_conversations_at_once_answer_alike(hot, flat):
@@ -276,10 +281,10 @@ def test_sub_conversations_at_once_answer_alike(hot, flat):
     model, shared = hot(), text(50, 0)
     prompts = [shared + text(20 + seed, seed) for seed in range(1, 5)]
     answers = at_once(model, prompts, max_tokens=6, ignore_eos=True)
-    turns = [Turn(*pair) for pair in zip(prompts, answers, strict=True)]
+    requests = [Request(*pair) for pair in zip(prompts, answers, strict=True)]
 
     assert sorted(a.usage.cached_tokens for a in answers) == [0, 48, 48, 48]
-    assert_as_alone(flat, turns)
+    assert_as_alone(flat, requests)
 
 
 # -- from disk -----------------------------------------------------------------------------
@@ -287,14 +292,14 @@ def test_sub_conversations_at_once_answer_alike(hot, flat):
 
 @attrs.define
 class OnDisk(Expected):
-    """What a store must hold: behind each turn the deepest boundaries of its chain."""
+    """What a store must hold: behind each request the deepest boundaries of its chain."""
 
     written: list[list[int]] = attrs.field(factory=list)
 
-    def note(self, turn: Turn) -> None:
-        """Take note of the sidecars that a turn writes."""
-        super().note(turn)
-        chain = turn.computed
+    def note(self, request: Request) -> None:
+        """Take note of the sidecars that a request writes."""
+        super().note(request)
+        chain = request.computed
         on_chain = sorted({len(p) for p in self.kept if p == chain[: len(p)]})
         had_ladder = any(chain[:end] in self.written for end in on_chain[:-1])
         self.written += [chain[:end] for end in on_chain[-1 if had_ladder else -LADDER_RUNGS :]]
@@ -306,23 +311,23 @@ def test_a_restart_changes_no_hit_and_no_token(cold, flat):
     before = OnDisk(ladder=True)
     converse(cold(), before)
     model = cold()
-    again: list[Turn] = []
-    for first in (before.turns[9], before.turns[11], before.turns[-1]):
+    again: list[Request] = []
+    for first in (before.requests[9], before.requests[11], before.requests[-1]):
         forget(model)
-        again.append(Turn(first.prompt, answer(model, first.prompt)))
+        again.append(Request(first.prompt, answer(model, first.prompt)))
         boundaries = [len(p) for p in before.written if p == first.prompt[: len(p)]]
 
         assert again[-1].completion.usage.restored_tokens == max(boundaries)
     sidecar = model.stats().sidecar
     assert (sidecar.installed, sidecar.restore_suppressed) == (3, 0)
     assert model.stats().cold.corruptions == 0
-    assert_as_alone(flat, before.turns + again)
+    assert_as_alone(flat, before.requests + again)
 
 
 @pytest.fixture
-def stored(cold: Open, tmp_path: Path) -> Turn:
-    """A turn of 150 tokens that is on disk, with states at 32, 144 and behind."""
-    return Turn(prompt := text(150, 1), answer(cold(), prompt, 12))
+def stored(cold: Open, tmp_path: Path) -> Request:
+    """A request of 150 tokens that is on disk, with states at 32, 144 and behind."""
+    return Request(prompt := text(150, 1), answer(cold(), prompt, 12))
 
 
 def objects(tmp_path: Path, group: ColdGroup) -> list[Path]:
@@ -341,7 +346,7 @@ def boundary(path: Path) -> int:
 
 
 @pytest.fixture
-def sidecars(stored: Turn, family: str, tmp_path: Path) -> list[Path]:
+def sidecars(stored: Request, family: str, tmp_path: Path) -> list[Path]:
     """The files of the states of `stored`, deepest first."""
     found = objects(tmp_path, ColdGroup(SIDECARS[family]))
     assert [boundary(path) for path in found] == [160, 144, 32]
@@ -353,11 +358,11 @@ def test_a_restored_state_is_found_in_memory_by_the_next_turn(cold, flat):
     prompt = text(70, 1)
     answer(cold(), prompt)
     model = cold()
-    turns = [Turn(prompt, answer(model, prompt)) for _ in range(2)]
-    usages = [turn.completion.usage for turn in turns]
+    requests = [Request(prompt, answer(model, prompt)) for _ in range(2)]
+    usages = [request.completion.usage for request in requests]
 
     assert [(u.cached_tokens, u.restored_tokens) for u in usages] == [(64, 64), (64, 0)]
-    assert_as_alone(flat, turns)
+    assert_as_alone(flat, requests)
 
 
 def test_memory_goes_before_the_disk(cold, stored):
@@ -372,7 +377,7 @@ def test_memory_goes_before_the_disk(cold, stored):
 
 
 def test_turns_that_restore_at_once_answer_alike(cold, stored):
-    """CT-11, GR-5: whoever gets there first, each turn has its own state."""
+    """CT-11, GR-5: whoever gets there first, each request has its own state."""
     model = cold()
     prompts = [stored.prompt, stored.prompt, stored.prompt[:100], stored.prompt + text(9, 9)]
     together = at_once(model, prompts, max_tokens=12, ignore_eos=True)
@@ -506,14 +511,14 @@ def test_another_boundarys_sidecar_is_refused(cold, stored, sidecars):
 
 
 def test_a_ladder_is_written_once(cold):
-    """SD-7: the first turn of a chain writes its ladder, each later one a single state."""
+    """SD-7: the first request of a chain writes its ladder, each later one a single state."""
     model, history = cold(), text(200, 1)
     written: list[int] = []
-    for turn in range(4):
+    for request in range(4):
         before = model.stats().sidecar.enqueued
         done = answer(model, history, 40)
         written.append(model.stats().sidecar.enqueued - before)
-        history = [*history, *done.tokens, *text(20, 100 + turn)]
+        history = [*history, *done.tokens, *text(20, 100 + request)]
 
     assert 2 <= written[0] <= 4
     assert written[1:] == [1, 1, 1]

@@ -1,4 +1,4 @@
-"""Turns of a recurrent model on both lanes, driven as the loop drives them."""
+"""Requests of a recurrent model on both lanes, driven as the loop drives them."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from neve.contract.forward import ForwardContext, State, StepBatch
 from neve.engine import runner
 from neve.engine.lanes import FlatLane, Lane, PagedLane
 from neve.engine.runner import Runner, Step
-from neve.ids import TurnId
+from neve.ids import RequestId
 from neve.kvcache.block_allocator import BlockAllocator
 from neve.kvcache.coordinator import Coordinator
-from neve.kvcache.flat_cache import FlatCoordinator
-from neve.kvcache.layer_pool import LayerPool
+from neve.pools.flat_cache import FlatCoordinator
+from neve.pools.layer_pool import LayerPool
 from neve.sampling.params import SamplingParams
 from neve.sampling.sampler import RowState
+from neve.scheduler.request import Request
 from neve.scheduler.scheduler import Scheduler
-from neve.scheduler.turn import Turn
 from neve.settings import SchedulerSettings
 
 pytestmark = pytest.mark.mlx
@@ -106,17 +106,19 @@ class Bench:
     states: dict[int, RowState] = attrs.field(factory=dict)
 
     def submit(self, prompt: Sequence[int], max_tokens: int) -> None:
-        turn = Turn(TurnId(len(self.states)), list(prompt), max_tokens)
+        request = Request(RequestId(len(self.states)), list(prompt), max_tokens)
         params = SamplingParams(temperature=0.0)
-        self.states[turn.id] = RowState.create(params, vocab_size=VOCAB, prompt_tokens=prompt)
-        self.scheduler.submit(turn)
+        self.states[request.id] = RowState.create(
+            params, vocab_size=VOCAB, prompt_tokens=prompt
+        )
+        self.scheduler.submit(request)
 
     def step(self) -> None:
         plan = self.scheduler.plan()
         assert not plan.starved
         step = None
         if plan.rows:
-            states = [self.states[row.turn.id] for row in plan.rows if row.samples]
+            states = [self.states[row.request.id] for row in plan.rows if row.samples]
             step = self.runner.build(plan, self.previous, states)
             self.scheduler.mark_in_flight(plan)
         tokens = self.previous.read()[0] if self.previous else []
@@ -128,14 +130,14 @@ class Bench:
 
     def settle(self, step: Step, tokens: list[int]) -> None:
         for row in step.plan.rows:
-            index = step.sources.get(row.turn.id)
+            index = step.sources.get(row.request.id)
             token = None if index is None else tokens[index]
             if (
                 self.scheduler.settle(row, token)
-                and row.turn.num_outputs == row.turn.max_tokens
+                and row.request.num_outputs == row.request.max_tokens
             ):
-                self.done[row.turn.id] = row.turn.tokens
-                self.scheduler.finish(row.turn)
+                self.done[row.request.id] = row.request.tokens
+                self.scheduler.finish(row.request)
 
     def run(self) -> dict[int, list[int]]:
         while not self.scheduler.is_idle or self.previous is not None:
@@ -173,7 +175,7 @@ MAX_TOKENS = [20, 9, 30, 14, 3]
 
 
 def expected(layout: CacheLayout) -> dict[int, list[int]]:
-    """Return each turn's tokens, computed alone and without any cache."""
+    """Return each request's tokens, computed alone and without any cache."""
     family: Any = ToyFamily(layout)
     alone = Runner(family, nn.Module(), layout, flat(layout, 2), row_exact=False)
     answers: dict[int, list[int]] = {}
@@ -204,7 +206,7 @@ def test_turns_that_share_steps_answer_as_if_alone(
     options: dict[str, Any],
     make_bench: Callable[..., Bench],
 ) -> None:
-    """GR-5: batched, sliced, preempted, one step ahead: every turn has a state of its own."""
+    """GR-5: batched, sliced, preempted, one step ahead: each request has a state of its own."""
     bench = make_bench(layout, make_lane, **options)
     for prompt, max_tokens in zip(PROMPTS, MAX_TOKENS, strict=True):
         bench.submit(prompt, max_tokens)
@@ -252,7 +254,7 @@ def test_equal_prompts_one_after_the_other_answer_alike(
 def test_states_end_with_their_turns(
     layout: CacheLayout, make_bench: Callable[..., Bench]
 ) -> None:
-    """GR-5: when no turn runs, no state is held."""
+    """GR-5: when no request runs, no state is held."""
     bench = make_bench(layout)
     bench.submit([1, 2, 3], 8)
     bench.submit([4, 5], 8)

@@ -92,7 +92,7 @@ def forget(model: neve.Model) -> None:
 
 
 def answer(model: neve.Model, prompt: Sequence[int], length: int = 6) -> neve.Completion:
-    """Answer, and wait until what the turn leaves is on disk, if it is to be."""
+    """Answer, and wait until what the request leaves is on disk, if it is to be."""
     completion = model.generate(list(prompt), max_tokens=length, ignore_eos=True)
     model.flush()
     return completion
@@ -132,11 +132,11 @@ def slices(model: neve.Model) -> list[tuple[int, int]]:
 
 @attrs.define
 class OnDisk:
-    """What a store must hold after the turns so far, told from their tokens alone.
+    """What a store must hold after the requests so far, told from their tokens alone.
 
     Attributes:
         anchors: Boundaries that every prompt shares.
-        chains: What was computed for each turn, in whole blocks.
+        chains: What was computed for each request, in whole blocks.
         written: Boundaries with a sidecar, each as the tokens up to there.
     """
 
@@ -145,7 +145,7 @@ class OnDisk:
     written: list[list[int]] = attrs.field(factory=list)
 
     def note(self, prompt: list[int], completion: neve.Completion) -> None:
-        """Take note of what a turn writes: its end, and the anchors before it."""
+        """Take note of what a request writes: its end, and the anchors before it."""
         computed = prompt + list(completion.tokens[:-1])  # the last one never is
         chain = computed[: whole_blocks(len(computed))]
         self.chains.append(chain)
@@ -208,7 +208,7 @@ def test_a_restart_goes_on_where_the_turn_ended(cold, flat, family, tmp_path):
 
 @every_family
 def test_the_same_prompt_again_ends_at_an_anchor(cold, flat, family):
-    """SD-1, SD-5: where the end of a turn is past the prompt, a boundary of the grid counts."""
+    """SD-1, SD-5: where a request ends past the prompt, a boundary of the grid counts."""
     store, first = OnDisk(ANCHORS[family]), cold()
     prompts = [text(length, length) for length in LENGTHS]
     for prompt in prompts:
@@ -227,9 +227,9 @@ def test_the_same_prompt_again_ends_at_an_anchor(cold, flat, family):
 
 @every_family
 def test_a_conversation_goes_on_after_each_restart(cold, flat, family):
-    """SD-1, SD-7: a turn writes one window at its end, and each anchor once for all."""
+    """SD-1, SD-7: a request writes one window at its end, and each anchor once for all."""
     store, prompt = OnDisk(ANCHORS[family]), text(50, 0)
-    for turn in range(5):
+    for request in range(5):
         with cold() as model:
             completion = answer(model, prompt)
             enqueued = model.stats().sidecar.enqueued
@@ -239,7 +239,7 @@ def test_a_conversation_goes_on_after_each_restart(cold, flat, family):
             store.note(prompt, completion)
             assert enqueued == len({tuple(p) for p in store.written}) - known
             assert completion.tokens == answer(flat, prompt).tokens
-        prompt = prompt + list(completion.tokens) + text(25 + turn, turn)
+        prompt = prompt + list(completion.tokens) + text(25 + request, request)
 
 
 def test_every_cut_of_the_prefill_writes_the_same_anchors(cold, family, tmp_path):
@@ -318,7 +318,7 @@ def test_a_shared_beginning_is_written_once(cold, tmp_path):
 
 @attrs.frozen
 class Stored:
-    """A turn that is on disk, and the prompt that goes on from its end.
+    """A request that is on disk, and the prompt that goes on from its end.
 
     Attributes:
         prompt: What is asked in another process.
@@ -335,7 +335,7 @@ class Stored:
 
 @pytest.fixture
 def stored(cold: Open, flat: neve.Model, tmp_path: Path) -> Stored:
-    """A turn of 161 tokens, ten blocks of them on disk."""
+    """A request of 161 tokens, ten blocks of them on disk."""
     first = text(150, 1)
     with cold() as model:
         completion = answer(model, first, 12)
@@ -500,7 +500,7 @@ def test_a_restored_window_is_found_in_memory_by_the_next_turn(cold, stored):
 
 
 def test_turns_that_restore_at_once_answer_alike(cold, flat, stored):
-    """CT-11, GR-2: whoever gets there first, each turn has a window of its own."""
+    """CT-11, GR-2: whoever gets there first, each request has a window of its own."""
     model = cold()
     prompts = [
         stored.prompt,

@@ -115,7 +115,7 @@ def forget_windows(model: neve.Model) -> None:
 def assert_as_alone(
     flat: neve.Model, prompts: Sequence[list[int]], answers: Sequence[neve.Completion]
 ) -> None:
-    """Compare answers with those of turns that found nothing; a shorter one is a beginning."""
+    """Compare answers with those of cold requests; a shorter one is a beginning."""
     length = max(len(answer.tokens) for answer in answers)
     unique = [list(prompt) for prompt in dict.fromkeys(map(tuple, prompts))]
     alone = at_once(flat, unique, max_tokens=length, ignore_eos=True)
@@ -231,7 +231,7 @@ def test_every_turn_hits_what_it_shares_with_any_other(flat, hot):
     """GR-7: while nothing is evicted a hit is the longest common prefix, whoever computed it.
 
     A conversation grows past its window, is edited in the middle, retried and branched, its
-    turns under changing owners.
+    requests under changing owners.
     """
     prompts, computed = [text(50, 0)], list[list[int]]()
     answers: list[neve.Completion] = []

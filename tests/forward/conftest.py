@@ -24,10 +24,10 @@ from neve.contract.heads import HeadShape, Projected
 from neve.forward.flat_context import FlatContext
 from neve.forward.paged_step import PagedStep
 from neve.forward.step_batch import RowInput, build_step_batch
-from neve.kvcache.device_tables import DeviceTables
-from neve.kvcache.flat_cache import FlatCache
-from neve.kvcache.layer_pool import LayerPool
 from neve.layers.heads import prepare
+from neve.pools.device_tables import DeviceTables
+from neve.pools.flat_cache import FlatCache
+from neve.pools.layer_pool import LayerPool
 
 DIMS, NUM_HEADS, VOCAB = 24, 4, 50
 SOFTCAP = 2.0

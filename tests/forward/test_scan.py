@@ -24,8 +24,8 @@ from neve.errors import CacheMisuseError
 from neve.forward.flat_context import FlatContext
 from neve.forward.paged_step import PagedStep
 from neve.forward.step_batch import RowInput, build_step_batch
-from neve.kvcache.flat_cache import FlatCache
-from neve.kvcache.state_store import StateStore
+from neve.pools.flat_cache import FlatCache
+from neve.pools.state_store import StateStore
 
 pytestmark = pytest.mark.mlx
 

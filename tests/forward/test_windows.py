@@ -16,9 +16,9 @@ from neve.forward.decode_buckets import DecodeWave
 from neve.forward.flat_context import FlatContext
 from neve.forward.paged_step import PagedStep
 from neve.forward.step_batch import RowInput, build_step_batch
-from neve.kvcache.device_tables import DeviceTables
-from neve.kvcache.flat_cache import FlatCache
-from neve.kvcache.layer_pool import LayerPool
+from neve.pools.device_tables import DeviceTables
+from neve.pools.flat_cache import FlatCache
+from neve.pools.layer_pool import LayerPool
 
 pytestmark = pytest.mark.mlx
 

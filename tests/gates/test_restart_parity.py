@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from neve.certification import CASES, GateCase, Instance, run_case
-from neve.kvcache.retention import checkpoint_ladder
+from neve.kvcache.retention import snapshot_ladder
 
 pytestmark = pytest.mark.mlx
 
@@ -50,7 +50,7 @@ def shallow_rungs(capture: Instance) -> list[int]:
     size = info.settings.cache.paged_block_size
     if policy is not None and policy.anchors:
         return [anchor * size for anchor in policy.anchors if anchor * size < num_tokens]
-    return checkpoint_ladder(num_tokens, 0, size)[:-1]
+    return snapshot_ladder(num_tokens, 0, size)[:-1]
 
 
 def test_a_prompt_that_parts_early_restores_what_is_shared(certified):

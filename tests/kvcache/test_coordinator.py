@@ -705,7 +705,7 @@ def test_a_rung_is_kept_at_once_and_a_later_state_at_the_end(prefill: Start) -> 
 
 @pytest.mark.parametrize("rung", [True, False])
 def test_no_state_is_kept_beyond_the_published_blocks(rung: bool, attach: Start) -> None:
-    """GR-5: only the committed frontier is published and checkpointed."""
+    """GR-5: only the committed frontier is published and snapshoted."""
     coordinator = make_recurrent()
     sequence = attach(coordinator, 1, range(13))
     coordinator.reserve(sequence, 13)

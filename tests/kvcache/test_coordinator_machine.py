@@ -404,7 +404,7 @@ class CoordinatorMachine(RuleBasedStateMachine):
 
     @invariant()
     def pins_are_the_windows_that_are_held_on_to(self) -> None:
-        entries = () if self.real.windows is None else self.real.windows.checkpoints.entries
+        entries = () if self.real.windows is None else self.real.windows.snapshots.entries
         for index, group in enumerate(self.real.groups):
             pins = Counter[BlockHash]()
             for entry in entries if self.windows[index] else ():

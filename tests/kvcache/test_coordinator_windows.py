@@ -548,7 +548,7 @@ def test_purge_forgets_windows_and_what_was_held_on_to(
 
     assert hit_length(coordinator, text(30)) == 0
     assert coordinator.windows is not None
-    assert len(coordinator.windows.checkpoints) == 0
+    assert len(coordinator.windows.snapshots) == 0
     assert all(not group.allocator._pins for group in coordinator.groups)
     decode(coordinator, sequence, range(40))
     coordinator.check()

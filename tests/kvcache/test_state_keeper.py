@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from neve.kvcache.block_identity import PrefixChain
 from neve.kvcache.prefix import StateBoundaries
-from neve.kvcache.retention import CHECKPOINTS_PER_OWNER, PRE_LADDER_LIMIT, retention
-from neve.kvcache.state_keeper import MAX_CHECKPOINTS, KeptState, StateKeeper
+from neve.kvcache.retention import PRE_LADDER_LIMIT, SNAPSHOTS_PER_OWNER, retention
+from neve.kvcache.state_keeper import MAX_SNAPSHOTS, KeptState, StateKeeper
 
 MakeChain = Callable[..., PrefixChain]
 SIZE = 4
@@ -30,7 +30,7 @@ def keep(keeper: StateKeeper, chain: PrefixChain, *boundaries: int, owner: str =
 
 
 def boundaries(keeper: StateKeeper) -> list[int]:
-    return [entry.boundary for entry in keeper.checkpoints.entries]
+    return [entry.boundary for entry in keeper.snapshots.entries]
 
 
 def test_a_state_is_found_at_its_boundary_and_nowhere_else(make_chain: MakeChain) -> None:
@@ -89,7 +89,7 @@ def test_a_prefill_stops_on_the_ladder_or_once(ladder: bool, rungs: list[int]) -
 
 
 @pytest.mark.parametrize(
-    ("ladder", "cap"), [(True, CHECKPOINTS_PER_OWNER), (False, PRE_LADDER_LIMIT)]
+    ("ladder", "cap"), [(True, SNAPSHOTS_PER_OWNER), (False, PRE_LADDER_LIMIT)]
 )
 def test_without_memory_the_caps_are_those_of_retention(
     ladder: bool, cap: int, make_chain: MakeChain
@@ -98,8 +98,8 @@ def test_without_memory_the_caps_are_those_of_retention(
     keeper = make(STATE_BYTES, ladder=ladder)
     keep(keeper, make_chain(range(64)), *range(4, 64, 4))
 
-    assert cap == retention(want_ladder=ladder).max_checkpoints
-    assert len(keeper.checkpoints) == cap
+    assert cap == retention(want_ladder=ladder).max_snapshots
+    assert len(keeper.snapshots) == cap
     assert boundaries(keeper)[-1] == 60  # whatever goes, it is not the newest one
 
 
@@ -111,20 +111,20 @@ def test_memory_raises_the_caps(make_chain: MakeChain) -> None:
         for owner, boundary in zip(itertools.cycle(owners), range(4, 64, 4), strict=False):
             keep(keeper, chain, boundary, owner=owner)
 
-        assert len(keeper.checkpoints) == capacity
-        assert keeper.checkpoints.num_bytes <= capacity * STATE_BYTES
+        assert len(keeper.snapshots) == capacity
+        assert keeper.snapshots.num_bytes <= capacity * STATE_BYTES
         assert keeper.deepest_boundary(chain.hashes) == 15
 
 
 def test_however_small_states_are_there_is_an_end() -> None:
     """PK-2: what a look-up goes through is bounded."""
-    keeper = StateKeeper(SIZE, 1, max_bytes=10 * MAX_CHECKPOINTS)
-    for i in range(MAX_CHECKPOINTS + 3):
+    keeper = StateKeeper(SIZE, 1, max_bytes=10 * MAX_SNAPSHOTS)
+    for i in range(MAX_SNAPSHOTS + 3):
         chain = PrefixChain(SIZE)
         chain.extend([i] * SIZE, 1)
         keeper.keep(str(i), chain, KeptState(SIZE, i))
 
-    assert len(keeper.checkpoints) == MAX_CHECKPOINTS
+    assert len(keeper.snapshots) == MAX_SNAPSHOTS
 
 
 def test_a_named_root_keeps_its_last_state(make_chain: MakeChain) -> None:
@@ -180,14 +180,14 @@ def test_cleared_means_nothing_is_left(make_chain: MakeChain) -> None:
 def test_what_is_found_was_kept(
     kept: list[tuple[str, int]], capacity: int, *, ladder: bool
 ) -> None:
-    """GR-5, SD-6: the bounds hold after each turn, and a state is found at its own boundary."""
+    """GR-5, SD-6: the bounds hold after each request; a state is found at its boundary."""
     keeper, chain = make(capacity * STATE_BYTES, ladder=ladder), PrefixChain(SIZE)
     chain.extend(range(40), 8)
-    most = max(capacity, retention(want_ladder=ladder).max_checkpoints)
+    most = max(capacity, retention(want_ladder=ladder).max_snapshots)
     for owner, num_blocks in kept:
         keep(keeper, chain, num_blocks * SIZE, owner=owner)
 
-        assert 1 <= len(keeper.checkpoints) <= most
+        assert 1 <= len(keeper.snapshots) <= most
         for entry in keeper.on_chain(chain.hashes):
             found = keeper.state_at(chain.hashes[entry.num_blocks - 1])
             assert found == entry.handle == f"{entry.owner}@{entry.num_blocks * SIZE}"

@@ -48,7 +48,7 @@ def decode(coordinator: Coordinator, sequence: CacheSequence, n: int) -> None:
 
 def held_on_to(coordinator: Coordinator) -> list[int]:
     """Return the boundaries that are held on to, in publish order, in tokens."""
-    return [entry.boundary for entry in keeper(coordinator).checkpoints.entries]
+    return [entry.boundary for entry in keeper(coordinator).snapshots.entries]
 
 
 def check_pins(coordinator: Coordinator) -> None:
@@ -56,7 +56,7 @@ def check_pins(coordinator: Coordinator) -> None:
     coordinator.check()
     for group in coordinator.groups:
         expected = Counter[BlockHash]()
-        for entry in keeper(coordinator).checkpoints.entries if group.is_window else ():
+        for entry in keeper(coordinator).snapshots.entries if group.is_window else ():
             first = group.first_needed(entry.boundary)
             expected.update(entry.chain[first : entry.num_blocks])
         assert dict(group.allocator._pins) == dict(expected)
@@ -95,7 +95,7 @@ def test_a_row_counts_all_windowed_layers_and_the_longest_window(
     for n in (12, 37):
         step(coordinator, sequence, n)
     row_bytes = 4 * (2 * 2 * (16 + 16) + 1 * (4 + 4))
-    entries = keeper(coordinator).checkpoints.entries
+    entries = keeper(coordinator).snapshots.entries
 
     assert [entry.boundary for entry in entries] == [40, 48]
     assert [entry.num_bytes for entry in entries] == [20 * row_bytes] * 2
@@ -139,7 +139,7 @@ def test_without_a_cold_tier_the_newest_two_are_held_on_to(
 
 
 def test_a_prompts_end_is_passed_once(make_windowed: MakeWindowed, prefill: Start) -> None:
-    """SD-6: the last full block before the prompt's last token, and no later one of a turn."""
+    """SD-6: the last full block before the prompt's last token, and no later one."""
     coordinator = make_windowed(None, 8)
     sequence = prefill(coordinator, 1, text(13))
 
@@ -165,7 +165,7 @@ def test_the_newest_prompts_end_stays_however_long_the_answer(
 
 
 def test_one_long_answer_does_not_flush_what_others_may_begin_with(prefill: Start) -> None:
-    """GR-7: what a window has moved past goes before the windows at the ends of turns."""
+    """GR-7: what a window has moved past goes before the windows at the ends of requests."""
     layout = layer_routes([FullAttention(1, 8), SlidingWindow(8, 1, 8)])
     coordinator = Coordinator(layout, [BlockAllocator(80, SIZE), BlockAllocator(16, SIZE)])
     coordinator.release(prefill(coordinator, 1, text(30)))
@@ -229,9 +229,9 @@ def test_the_seeds_example_through_the_cache(chunk: int) -> None:
     while sequence.cursor < 8140:
         step(coordinator, sequence, min(chunk, 8140 - sequence.cursor))
 
-    assert keeper(coordinator).rules.max_checkpoints == 6
+    assert keeper(coordinator).rules.max_snapshots == 6
     assert held_on_to(coordinator) == [64, 256, 1024, 4096, 7168, 8128]
-    assert keeper(coordinator).checkpoints.num_bytes == 64 * 655_360 * (1 + 4 + 4 * 16)
+    assert keeper(coordinator).snapshots.num_bytes == 64 * 655_360 * (1 + 4 + 4 * 16)
     check_pins(coordinator)
 
 
@@ -244,7 +244,7 @@ def test_one_prefix_is_held_on_to_once(make_windowed: MakeWindowed) -> None:
     for sequence in sequences:
         step(coordinator, sequence, 18)
         check_pins(coordinator)
-    entries = keeper(coordinator).checkpoints.entries
+    entries = keeper(coordinator).snapshots.entries
 
     assert [(entry.owner, entry.boundary) for entry in entries] == [("o1", 8), ("o1", 16)]
     for sequence in sequences:
@@ -276,7 +276,7 @@ def test_clearing_takes_every_pin_back(make_windowed: MakeWindowed, prefill: Sta
 def test_pins_are_the_windows_that_are_held_on_to(
     steps: list[tuple[int, int]], anchors: tuple[int, ...], make_windowed: MakeWindowed
 ) -> None:
-    """SD-6: after any mixture of turns each entry's blocks are pinned once, and no others."""
+    """SD-6: after any mixture of requests each entry's blocks are pinned once."""
     coordinator = make_windowed(None, 8, 5, num_blocks=48, max_slice=11)
     if anchors:
         keeper(coordinator).want_anchors(anchors)
@@ -288,7 +288,7 @@ def test_pins_are_the_windows_that_are_held_on_to(
         sequence = live[name]
         step(coordinator, sequence, min(n, 37 - sequence.cursor))
         check_pins(coordinator)
-        assert len(held_on_to(coordinator)) <= keeper(coordinator).rules.max_checkpoints
+        assert len(held_on_to(coordinator)) <= keeper(coordinator).rules.max_snapshots
         if sequence.cursor == 37:
             coordinator.release(live.pop(name))
             check_pins(coordinator)
@@ -454,7 +454,7 @@ def test_a_restore_that_finds_no_window_gives_everything_back(
 def test_a_restore_that_is_given_up_leaves_nothing(
     installed: bool, windows: tuple[int | None, ...], make_windowed: MakeWindowed
 ) -> None:
-    """GR-2: a turn that is cancelled or preempted while it waits holds no block any more."""
+    """GR-2: a request that is cancelled or preempted while it waits holds no block any more."""
     coordinator = make_windowed(*windows)
     sequence = begin(coordinator, 1, text(30), 24)
     if installed:

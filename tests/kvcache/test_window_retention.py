@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from neve.contract.sidecar import anchor_grid
 from neve.kvcache.block_identity import PrefixChain
-from neve.kvcache.checkpoints import Checkpoint, Checkpoints
+from neve.kvcache.snapshots import Snapshot, Snapshots
 from neve.kvcache.window_retention import (
     ELEMENT_BYTES,
     MAX_ANCHOR_BYTES,
@@ -34,8 +34,8 @@ for first_token, made in enumerate(CHAINS):
 
 def entry(
     chain: PrefixChain, boundary: int, owner: str = "a", *, protected: bool = False
-) -> Checkpoint:
-    return Checkpoint(
+) -> Snapshot:
+    return Snapshot(
         owner=owner,
         chain=chain.hashes,
         num_blocks=boundary // SIZE,
@@ -45,9 +45,9 @@ def entry(
     )
 
 
-def keep_all(entries: Sequence[Checkpoint], rules: WindowRules) -> list[int]:
+def keep_all(entries: Sequence[Snapshot], rules: WindowRules) -> list[int]:
     """Publish entries one by one, pruning after each; return the boundaries that are left."""
-    kept = Checkpoints()
+    kept = Snapshots()
     for one in entries:
         kept.put(one)
         while victim := choose_window_victim(kept.entries, rules):
@@ -108,7 +108,7 @@ def test_anchors_behind_one_that_does_not_fit_are_not_admitted() -> None:
     rules = rules_with_anchors([64, 256, 1024], WINDOW, 2 * ROW_BYTES)
 
     assert rules.anchors == {64, 256}
-    assert rules.max_checkpoints == 4
+    assert rules.max_snapshots == 4
 
 
 def test_a_budget_that_the_reserve_spends_admits_no_anchor() -> None:
@@ -133,7 +133,7 @@ def test_what_is_planned_fits_the_budget(
     reserve = PRE_LADDER_LIMIT * window * row_bytes
 
     assert rules.anchors == set(anchors[:count])
-    assert rules.max_checkpoints == PRE_LADDER_LIMIT + count
+    assert rules.max_snapshots == PRE_LADDER_LIMIT + count
     assert count == 0 or reserve + sum(costs[:count]) <= MAX_ANCHOR_BYTES
     if count < len(anchors):
         assert reserve + sum(costs[: count + 1]) > MAX_ANCHOR_BYTES
@@ -146,7 +146,7 @@ def test_without_a_cold_tier_the_oldest_of_three_goes(chain: PrefixChain) -> Non
     """SD-6: PreLadder holds on to two and gives up the oldest, be it shallow or an anchor."""
     entries = [entry(chain, b) for b in (2048, 64, 1024)]
 
-    assert PRE_LADDER.max_checkpoints == 2
+    assert PRE_LADDER.max_snapshots == 2
     assert choose_window_victim(entries[:2], PRE_LADDER) is None
     assert choose_window_victim(entries, PRE_LADDER) is entries[0]
 
@@ -230,7 +230,7 @@ def test_six_full_windows_pass_the_byte_ceiling(chain: PrefixChain) -> None:
     entries = [entry(chain, b) for b in boundaries]
 
     assert megabytes(sum(e.num_bytes for e in entries)) == 4026.5
-    assert len(entries) <= LADDER.max_checkpoints
+    assert len(entries) <= LADDER.max_snapshots
     assert choose_window_victim(entries, LADDER) is entries[0]
     assert choose_window_victim(entries[1:], LADDER) is entries[1]
     assert choose_window_victim(entries[2:], LADDER) is None

@@ -9,12 +9,12 @@ import attrs
 import pytest
 
 from neve.contract.cache_spec import FullAttention, uniform_layout
-from neve.ids import SaltDomain, TurnId
+from neve.ids import RequestId, SaltDomain
 from neve.kvcache.block_allocator import BlockAllocator
 from neve.kvcache.coordinator import Coordinator
 from neve.scheduler.plan import StepPlan
+from neve.scheduler.request import Request
 from neve.scheduler.scheduler import Scheduler
-from neve.scheduler.turn import Turn
 from neve.settings import SchedulerSettings
 
 BLOCK_SIZE = 4
@@ -28,14 +28,14 @@ class Bench:
         scheduler: The scheduler.
         cache: Its coordinator.
         previous: The plan that is computed but not settled.
-        finished: Turns in the order in which they ended.
+        finished: Requests in the order in which they ended.
         plans: Every plan so far.
     """
 
     scheduler: Scheduler
     cache: Coordinator
     previous: StepPlan | None = None
-    finished: list[Turn] = attrs.field(factory=list)
+    finished: list[Request] = attrs.field(factory=list)
     plans: list[StepPlan] = attrs.field(factory=list)
     num_turns: int = 0
 
@@ -43,11 +43,11 @@ class Bench:
     def num_live_blocks(self) -> int:
         return self.cache.stats().groups[0].num_live
 
-    def submit(self, prompt: list[int], max_tokens: int = 4, salt: int = 0) -> Turn:
-        turn = Turn(TurnId(self.num_turns), list(prompt), max_tokens, SaltDomain(salt))
+    def submit(self, prompt: list[int], max_tokens: int = 4, salt: int = 0) -> Request:
+        request = Request(RequestId(self.num_turns), list(prompt), max_tokens, SaltDomain(salt))
         self.num_turns += 1
-        self.scheduler.submit(turn)
-        return turn
+        self.scheduler.submit(request)
+        return request
 
     def step(self) -> StepPlan:
         """Plan one step, then settle the one before it, as the engine does."""
@@ -62,12 +62,12 @@ class Bench:
 
     def settle(self, plan: StepPlan) -> None:
         for row in plan.rows:
-            token = token_after(row.turn.tokens) if row.samples else None
+            token = token_after(row.request.tokens) if row.samples else None
             if not self.scheduler.settle(row, token):
                 continue
-            if row.turn.num_outputs >= row.turn.max_tokens:
-                self.scheduler.finish(row.turn)
-                self.finished.append(row.turn)
+            if row.request.num_outputs >= row.request.max_tokens:
+                self.scheduler.finish(row.request)
+                self.finished.append(row.request)
 
     def run(self, max_steps: int = 10_000) -> None:
         """Step until everything has finished."""

@@ -1,4 +1,4 @@
-"""Turns that wait for the disk, over a real coordinator and a disk that follows a script."""
+"""Requests that wait for the disk, over a real coordinator and a disk that follows a script."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from hypothesis.stateful import (
 )
 
 from neve.contract.cache_spec import FullAttention, uniform_layout
-from neve.errors import TurnStateError
-from neve.ids import TurnId
+from neve.errors import RequestStateError
+from neve.ids import RequestId
 from neve.kvcache.block_allocator import BlockAllocator
 from neve.kvcache.coordinator import Coordinator
 from neve.scheduler.cold_port import RestoreProgress
+from neve.scheduler.request import MOVES, Request, RequestStatus
 from neve.scheduler.scheduler import Scheduler
-from neve.scheduler.turn import MOVES, Turn, TurnStatus
 from neve.settings import SchedulerSettings
 
 SIZE = 4
 PROMPT = list(range(1, 22))  # five blocks and a token
-WAITS = TurnStatus.WAITING_FOR_SSD
+WAITS = RequestStatus.WAITING_FOR_SSD
 
 
 class Memory(Coordinator):
@@ -91,68 +91,68 @@ class FakeCold:
         memory: Where it writes.
         stored: Token sequences whose full blocks it holds, whatever the salt.
         eager: Whether all arrives at once.
-        spills: Whether it takes preempted turns.
-        proposed: Turn id -> a restore that was proposed.
-        restores: Turn id -> a restore that has begun.
-        log: What it was asked, and for which turn.
+        spills: Whether it takes preempted requests.
+        proposed: Request id -> a restore that was proposed.
+        restores: Request id -> a restore that has begun.
+        log: What it was asked, and for which request.
     """
 
     memory: Memory
     stored: list[list[int]] = attrs.field(factory=list)
     eager: bool = False
     spills: bool = False
-    proposed: dict[TurnId, Restore] = attrs.field(factory=dict)
-    restores: dict[TurnId, Restore] = attrs.field(factory=dict)
-    log: list[tuple[str, TurnId]] = attrs.field(factory=list)
+    proposed: dict[RequestId, Restore] = attrs.field(factory=dict)
+    restores: dict[RequestId, Restore] = attrs.field(factory=dict)
+    log: list[tuple[str, RequestId]] = attrs.field(factory=list)
 
-    def propose(self, turn: Turn, hit_length: int) -> int:
-        first, limit = hit_length // SIZE, (len(turn.tokens) - 1) // SIZE
-        held = [min(limit, num_common(known, turn.tokens) // SIZE) for known in self.stored]
+    def propose(self, request: Request, hit_length: int) -> int:
+        first, limit = hit_length // SIZE, (len(request.tokens) - 1) // SIZE
+        held = [min(limit, num_common(known, request.tokens) // SIZE) for known in self.stored]
         num_blocks = max(held, default=0) - first
         if num_blocks <= 0:
             return 0
-        self.proposed[turn.id] = Restore(first, num_blocks)
+        self.proposed[request.id] = Restore(first, num_blocks)
         return num_blocks * SIZE
 
-    def begin(self, turn: Turn) -> None:
-        self.log.append(("begin", turn.id))
-        self.restores[turn.id] = self.proposed.pop(turn.id)
+    def begin(self, request: Request) -> None:
+        self.log.append(("begin", request.id))
+        self.restores[request.id] = self.proposed.pop(request.id)
         if self.eager:
-            self.arrive(turn)
+            self.arrive(request)
 
-    def advance(self, turn: Turn, *, idle: bool) -> RestoreProgress:
-        restore = self.restores[turn.id]
+    def advance(self, request: Request, *, idle: bool) -> RestoreProgress:
+        restore = self.restores[request.id]
         count = restore.arrived - restore.written
         start = (restore.first + restore.written) * SIZE
-        self.memory.write(turn.sequence, start, start + count * SIZE)
-        self.memory.from_disk = turn.sequence
+        self.memory.write(request.sequence, start, start + count * SIZE)
+        self.memory.from_disk = request.sequence
         restore.written += count
         done = restore.written == restore.num_blocks
         if done:
-            del self.restores[turn.id]
+            del self.restores[request.id]
         return RestoreProgress(count * SIZE, done)
 
-    def cancel(self, turn: Turn) -> None:
-        self.log.append(("cancel", turn.id))
-        self.proposed.pop(turn.id, None)
-        self.restores.pop(turn.id, None)
+    def cancel(self, request: Request) -> None:
+        self.log.append(("cancel", request.id))
+        self.proposed.pop(request.id, None)
+        self.restores.pop(request.id, None)
 
-    def spill(self, turn: Turn) -> bool:
-        self.log.append(("spill", turn.id))
+    def spill(self, request: Request) -> bool:
+        self.log.append(("spill", request.id))
         if self.spills:
-            self.stored.append(turn.tokens[: turn.sequence.num_published * SIZE])
+            self.stored.append(request.tokens[: request.sequence.num_published * SIZE])
         return self.spills
 
     # -- the script ----------------------------------------------------------------------
 
-    def arrive(self, turn: Turn, num_blocks: int = 10**6) -> None:
+    def arrive(self, request: Request, num_blocks: int = 10**6) -> None:
         """Have the next blocks of a restore arrive, all that are left if not told otherwise."""
-        restore = self.restores[turn.id]
+        restore = self.restores[request.id]
         restore.arrived = min(restore.num_blocks, restore.arrived + num_blocks)
 
-    def fail(self, turn: Turn) -> None:
+    def fail(self, request: Request) -> None:
         """Have what has not arrived be lost."""
-        restore = self.restores[turn.id]
+        restore = self.restores[request.id]
         restore.num_blocks = restore.arrived
 
 
@@ -184,7 +184,7 @@ def make(make_bench) -> Make:
 
 
 def rows_of(plan):
-    return [(r.turn.id, r.position, r.length) for r in plan.rows]
+    return [(r.request.id, r.position, r.length) for r in plan.rows]
 
 
 def step_until(bench, condition: Callable[[], object]) -> None:
@@ -198,9 +198,9 @@ def step_until(bench, condition: Callable[[], object]) -> None:
 def finish_all(bench, cold) -> None:
     """Let the disk give all that it has, and step until everything has ended."""
     cold.eager = True
-    for turn in bench.scheduler.turns:
-        if turn.id in cold.restores:
-            cold.arrive(turn)
+    for request in bench.scheduler.requests:
+        if request.id in cold.restores:
+            cold.arrive(request)
     bench.run()
 
 
@@ -210,19 +210,19 @@ def finish_all(bench, cold) -> None:
 def test_turn_waits_for_the_disk_then_computes_the_rest(make, expected_tokens):
     """CT-1, CT-11: what the disk holds is restored, and only the rest is computed."""
     bench, cold = make(stored=[PROMPT])
-    turn = bench.submit(PROMPT, max_tokens=3)
+    request = bench.submit(PROMPT, max_tokens=3)
     assert not bench.step().rows
-    assert turn.status is WAITS
+    assert request.status is WAITS
 
-    cold.arrive(turn)
+    cold.arrive(request)
     assert rows_of(bench.step()) == [(0, 20, 1)]
-    assert (turn.status, turn.cached_tokens, turn.restored_tokens) == (
-        TurnStatus.RUNNING,
+    assert (request.status, request.cached_tokens, request.restored_tokens) == (
+        RequestStatus.RUNNING,
         20,
         20,
     )
     finish_all(bench, cold)
-    assert turn.tokens == expected_tokens(PROMPT, 3)
+    assert request.tokens == expected_tokens(PROMPT, 3)
 
 
 def test_restore_begins_behind_what_memory_holds(make):
@@ -232,28 +232,28 @@ def test_restore_begins_behind_what_memory_holds(make):
     bench.submit(PROMPT[:9], max_tokens=1)
     bench.run()
     cold.stored.append(PROMPT)
-    turn = bench.submit(PROMPT, max_tokens=1)
+    request = bench.submit(PROMPT, max_tokens=1)
     bench.step()
-    assert (cold.restores[turn.id].first, cold.restores[turn.id].num_blocks) == (2, 3)
+    assert (cold.restores[request.id].first, cold.restores[request.id].num_blocks) == (2, 3)
 
     finish_all(bench, cold)
-    assert (turn.cached_tokens, turn.restored_tokens) == (20, 12)
+    assert (request.cached_tokens, request.restored_tokens) == (20, 12)
 
 
 def test_prefill_grid_begins_behind_the_restored_prefix(make):
     """SC-1: cuts are pinned on the grid that begins where computing does."""
     prompt = list(range(1, 41))
     bench, cold = make(stored=[prompt[:16]], prefill_chunk_size=10)
-    turn = bench.submit(prompt, max_tokens=1)
+    request = bench.submit(prompt, max_tokens=1)
     bench.step()
-    cold.arrive(turn)
+    cold.arrive(request)
     bench.run()
 
     assert [rows_of(p)[0][1:] for p in bench.plans if p.rows] == [(16, 10), (26, 10), (36, 4)]
 
 
 def test_others_decode_meanwhile(make):
-    """CT-11: a turn that waits for the disk holds up nobody's decode, and nobody's arrival."""
+    """CT-11: a request that waits for the disk holds up no decode and no arrival."""
     bench, cold = make(stored=[PROMPT])
     runner = bench.submit([70, 71, 72], max_tokens=20)
     bench.step()
@@ -262,7 +262,7 @@ def test_others_decode_meanwhile(make):
     plans = [bench.step() for _ in range(5)]
 
     assert all((runner.id, 3 + i, 1) in rows_of(p) for i, p in enumerate(plans))
-    assert (waiting.status, late.status) == (WAITS, TurnStatus.FINISHED)
+    assert (waiting.status, late.status) == (WAITS, RequestStatus.FINISHED)
     finish_all(bench, cold)
     assert waiting.restored_tokens == 20
 
@@ -270,16 +270,16 @@ def test_others_decode_meanwhile(make):
 def test_arrivals_are_committed_as_they_come(make):
     """CT-11: each look commits and publishes what has arrived, and nothing more."""
     bench, cold = make(stored=[PROMPT])
-    turn = bench.submit(PROMPT, max_tokens=1)
+    request = bench.submit(PROMPT, max_tokens=1)
     bench.step()
     frontiers = []
     for count in (0, 2, 0, 1):
-        cold.arrive(turn, count)
+        cold.arrive(request, count)
         bench.step()
-        frontiers.append((turn.sequence.frontier, turn.sequence.num_published))
+        frontiers.append((request.sequence.frontier, request.sequence.num_published))
 
     assert frontiers == [(0, 0), (8, 2), (8, 2), (12, 3)]
-    assert turn.status is WAITS
+    assert request.status is WAITS
 
 
 def test_blocks_are_charged_from_the_start(make):
@@ -292,23 +292,23 @@ def test_blocks_are_charged_from_the_start(make):
 
     assert bench.num_live_blocks == 5
     assert (stats.reserved_blocks, stats.ssd_restore_waiting, stats.running) == (1, 1, 0)
-    assert (other.status, stats.admission_deferred_blocks) == (TurnStatus.WAITING, 1)
+    assert (other.status, stats.admission_deferred_blocks) == (RequestStatus.WAITING, 1)
     finish_all(bench, cold)
 
 
 def test_watermark_is_kept_beside_a_restore(make):
-    """SC-2: blocks stay free for a turn that waits for the disk as for one that runs."""
+    """SC-2: blocks stay free for a request that waits for the disk as for one that runs."""
     bench, cold = make(num_blocks=8, stored=[PROMPT], watermark_fraction=0.25)
     bench.submit(PROMPT, max_tokens=1)
     other = bench.submit([90 + i for i in range(8)], max_tokens=1)
     bench.step()
 
-    assert (other.status, bench.scheduler.stats().block_watermark) == (TurnStatus.WAITING, 2)
+    assert (other.status, bench.scheduler.stats().block_watermark) == (RequestStatus.WAITING, 2)
     finish_all(bench, cold)
 
 
 def test_width_counts_those_that_wait_for_the_disk(make):
-    """SC-1: running and restoring turns together are no more than `max_num_seqs`."""
+    """SC-1: running and restoring requests together are no more than `max_num_seqs`."""
     bench, cold = make(stored=[PROMPT], max_num_seqs=2)
     bench.submit(PROMPT, max_tokens=1)
     runner = bench.submit([70, 71], max_tokens=9)
@@ -316,7 +316,7 @@ def test_width_counts_those_that_wait_for_the_disk(make):
     for _ in range(3):
         bench.step()
 
-    assert (runner.status, third.status) == (TurnStatus.RUNNING, TurnStatus.WAITING)
+    assert (runner.status, third.status) == (RequestStatus.RUNNING, RequestStatus.WAITING)
     finish_all(bench, cold)
 
 
@@ -324,12 +324,12 @@ def test_idle_and_only_restores(make):
     """CT-11: the engine may sleep until the disk answers, but has not nothing to do."""
     bench, cold = make(stored=[PROMPT])
     assert not bench.scheduler.only_restores
-    turn = bench.submit(PROMPT, max_tokens=2)
+    request = bench.submit(PROMPT, max_tokens=2)
     bench.step()
 
     assert (bench.scheduler.only_restores, bench.scheduler.is_idle) == (True, False)
-    assert bench.scheduler.turns == [turn]
-    cold.arrive(turn)
+    assert bench.scheduler.requests == [request]
+    cold.arrive(request)
     bench.step()
     assert not bench.scheduler.only_restores
 
@@ -337,10 +337,10 @@ def test_idle_and_only_restores(make):
 def test_nothing_on_disk_is_an_ordinary_admission(make):
     """CT-1: a miss costs no step."""
     bench, cold = make()
-    turn = bench.submit(PROMPT, max_tokens=1)
+    request = bench.submit(PROMPT, max_tokens=1)
 
     assert rows_of(bench.step()) == [(0, 0, 21)]
-    assert (turn.cached_tokens, turn.restored_tokens, cold.log) == (0, 0, [])
+    assert (request.cached_tokens, request.restored_tokens, cold.log) == (0, 0, [])
     assert bench.scheduler.stats().ssd_restores == 0
 
 
@@ -348,16 +348,16 @@ def test_nothing_on_disk_is_an_ordinary_admission(make):
 
 
 def test_peer_waits_for_a_restored_prefix_then_hits_it(make):
-    """CT-11: turns with one prefix read it once."""
+    """CT-11: requests with one prefix read it once."""
     bench, cold = make(stored=[PROMPT])
-    turns = [bench.submit([*PROMPT[:20], 60 + i], max_tokens=2) for i in range(3)]
+    requests = [bench.submit([*PROMPT[:20], 60 + i], max_tokens=2) for i in range(3)]
     for _ in range(3):
         bench.step()
-    assert [t.status for t in turns] == [WAITS, TurnStatus.WAITING, TurnStatus.WAITING]
+    assert [t.status for t in requests] == [WAITS, RequestStatus.WAITING, RequestStatus.WAITING]
 
     finish_all(bench, cold)
-    assert [t.restored_tokens for t in turns] == [20, 0, 0]
-    assert [t.cached_tokens for t in turns] == [20, 20, 20]
+    assert [t.restored_tokens for t in requests] == [20, 0, 0]
+    assert [t.cached_tokens for t in requests] == [20, 20, 20]
     assert bench.scheduler.stats().ssd_restores == 1
 
 
@@ -409,31 +409,35 @@ def test_peer_of_a_failed_restore_waits_for_what_is_computed(make):
 def test_rest_of_a_failed_restore_is_computed(make, expected_tokens, arrived):
     """CT-3: whatever the disk fails to give is computed, from exactly there."""
     bench, cold = make(stored=[PROMPT])
-    turn = bench.submit(PROMPT, max_tokens=3)
+    request = bench.submit(PROMPT, max_tokens=3)
     bench.step()
-    cold.arrive(turn, arrived)
-    cold.fail(turn)
+    cold.arrive(request, arrived)
+    cold.fail(request)
     plan = bench.step()
 
     assert rows_of(plan) == [(0, arrived * SIZE, len(PROMPT) - arrived * SIZE)]
-    assert turn.cached_tokens == turn.restored_tokens == arrived * SIZE
+    assert request.cached_tokens == request.restored_tokens == arrived * SIZE
     bench.run()
-    assert turn.tokens == expected_tokens(PROMPT, 3)
+    assert request.tokens == expected_tokens(PROMPT, 3)
 
 
 @pytest.mark.parametrize("arrived", [0, 2])
 def test_cancel_while_restoring_frees_everything(make, arrived):
     """SC-6: the blocks, the disk and the place are given back; what has arrived stays."""
     bench, cold = make(stored=[PROMPT], max_num_seqs=1)
-    turn = bench.submit(PROMPT, max_tokens=1)
+    request = bench.submit(PROMPT, max_tokens=1)
     bench.step()
-    cold.arrive(turn, arrived)
+    cold.arrive(request, arrived)
     bench.step()
-    bench.scheduler.finish(turn)
+    bench.scheduler.finish(request)
     bench.cache.check()
 
-    assert (turn.status, turn.sequence) == (TurnStatus.FINISHED, None)
-    assert (bench.num_live_blocks, cold.restores, cold.log[-1]) == (0, {}, ("cancel", turn.id))
+    assert (request.status, request.sequence) == (RequestStatus.FINISHED, None)
+    assert (bench.num_live_blocks, cold.restores, cold.log[-1]) == (
+        0,
+        {},
+        ("cancel", request.id),
+    )
     assert bench.scheduler.is_idle
     other = bench.submit(PROMPT, max_tokens=1)
     finish_all(bench, cold)
@@ -442,46 +446,46 @@ def test_cancel_while_restoring_frees_everything(make, arrived):
 
 
 def test_no_room_for_the_restore_computes_instead(make, expected_tokens):
-    """CT-7: a turn that could start but not hold what the disk has, starts."""
+    """CT-7: a request that could start but not hold what the disk has, starts."""
     prompt = list(range(1, 42))
     bench, cold = make(
         12, [prompt], reserve_full_prompt=False, max_batched_tokens=16, max_num_seqs=2
     )
     bench.submit([70 + i for i in range(12)], max_tokens=8)
     bench.step()
-    turn = bench.submit(prompt, max_tokens=2)
+    request = bench.submit(prompt, max_tokens=2)
     bench.step()
 
-    assert (turn.status, turn.cached_tokens) == (TurnStatus.RUNNING, 0)
-    assert (cold.log, cold.proposed) == ([("cancel", turn.id)], {})
+    assert (request.status, request.cached_tokens) == (RequestStatus.RUNNING, 0)
+    assert (cold.log, cold.proposed) == ([("cancel", request.id)], {})
     finish_all(bench, cold)
-    assert turn.tokens == expected_tokens(prompt, 2)
+    assert request.tokens == expected_tokens(prompt, 2)
 
 
 def test_failed_step_sends_restoring_turns_back(make):
     """CT-11: what was written for them is lost, so they begin again; none of it is reported."""
     bench, cold = make(stored=[PROMPT])
-    turn = bench.submit(PROMPT, max_tokens=1)
+    request = bench.submit(PROMPT, max_tokens=1)
     late = bench.submit([80, 81], max_tokens=1)
     bench.step()
-    cold.arrive(turn, 2)
+    cold.arrive(request, 2)
     bench.step()
     bench.scheduler.requeue_restoring()
     bench.cache.purge()
     bench.cache.check()
 
-    assert (turn.status, turn.restored_tokens) == (TurnStatus.PREEMPTED, 0)
+    assert (request.status, request.restored_tokens) == (RequestStatus.PREEMPTED, 0)
     assert (bench.num_live_blocks, cold.restores) == (0, {})
-    assert late.status is TurnStatus.FINISHED
+    assert late.status is RequestStatus.FINISHED
     finish_all(bench, cold)
-    assert (turn.cached_tokens, turn.restored_tokens) == (20, 20)
+    assert (request.cached_tokens, request.restored_tokens) == (20, 20)
 
 
 # -- preemption --------------------------------------------------------------------------
 
 
 def start_rivals(make, **options):
-    """Return a bench where an old turn decodes and grows, and a new one waits for the disk."""
+    """Return a bench where an old request decodes and a new one waits for the disk."""
     bench, cold = make(10, [PROMPT], max_num_seqs=2, **options)
     old = bench.submit([70 + i for i in range(12)], max_tokens=20)
     bench.step()
@@ -492,12 +496,12 @@ def start_rivals(make, **options):
 
 
 def test_restoring_turn_is_preempted_and_restores_later(make, expected_tokens):
-    """SC-3, CT-11: a shortage takes the newest turn, also from the disk; it comes back."""
+    """SC-3, CT-11: a shortage takes the newest request, also from the disk; it comes back."""
     bench, cold, old, new = start_rivals(make)
     cold.arrive(new, 2)
     step_until(bench, lambda: new.preemptions)
 
-    assert (new.status, new.sequence) == (TurnStatus.PREEMPTED, None)
+    assert (new.status, new.sequence) == (RequestStatus.PREEMPTED, None)
     assert (cold.restores, cold.log[-1]) == ({}, ("cancel", new.id))
     assert old.preemptions == 0
     finish_all(bench, cold)
@@ -507,7 +511,7 @@ def test_restoring_turn_is_preempted_and_restores_later(make, expected_tokens):
 
 
 def test_preempted_restore_is_a_recompute(make):
-    """SC-4: there is nothing to spill of a turn that comes from the disk."""
+    """SC-4: there is nothing to spill of a request that comes from the disk."""
     bench, cold, _, new = start_rivals(make)
     cold.spills = True
     step_until(bench, lambda: new.preemptions)
@@ -530,7 +534,7 @@ def test_restored_tokens_are_counted_once(make):
 
 
 def test_resumed_turn_keeps_the_figures_of_its_first_admission(make):
-    """CT-11: a report says where the prompt came from when the turn first ran."""
+    """CT-11: a report says where the prompt came from when the request first ran."""
     bench, cold = make(10, [PROMPT], max_num_seqs=2)
     bench.submit([70 + i for i in range(9)], max_tokens=24)
     new = bench.submit(PROMPT, max_tokens=12)
@@ -552,8 +556,8 @@ def test_preemption_mode_is_counted(make, expected_tokens, spills):
     bench, cold = make(10, max_num_seqs=2)
     cold.spills = spills
     prompts = [[70 + i for i in range(8)], [80 + i for i in range(8)]]
-    turns = [bench.submit(prompt, max_tokens=16) for prompt in prompts]
-    step_until(bench, lambda: turns[1].preemptions)
+    requests = [bench.submit(prompt, max_tokens=16) for prompt in prompts]
+    step_until(bench, lambda: requests[1].preemptions)
     bench.cache.purge()  # memory gives nothing back
     finish_all(bench, cold)
     stats = bench.scheduler.stats()
@@ -561,35 +565,39 @@ def test_preemption_mode_is_counted(make, expected_tokens, spills):
     assert stats.preemptions == stats.preemptions_ssd + stats.preemptions_recompute > 0
     assert (stats.preemptions_ssd > 0, stats.preemptions_recompute > 0) == (spills, not spills)
     assert (stats.ssd_restores > 0) == spills
-    for turn, prompt in zip(turns, prompts, strict=True):
-        assert turn.tokens == expected_tokens(prompt, 16)
+    for request, prompt in zip(requests, prompts, strict=True):
+        assert request.tokens == expected_tokens(prompt, 16)
 
 
 # -- the states --------------------------------------------------------------------------
 
 
 def test_edges_of_the_disk_state():
-    """CT-11: a turn comes to wait for the disk from the queue, and goes on or back from it."""
+    """CT-11: a request waits for the disk out of the queue, and goes on or back."""
     into = {status for status, to in MOVES.items() if WAITS in to}
 
-    assert into == {TurnStatus.WAITING, TurnStatus.PREEMPTED}
-    assert MOVES[WAITS] == {TurnStatus.RUNNING, TurnStatus.PREEMPTED, TurnStatus.FINISHED}
+    assert into == {RequestStatus.WAITING, RequestStatus.PREEMPTED}
+    assert MOVES[WAITS] == {
+        RequestStatus.RUNNING,
+        RequestStatus.PREEMPTED,
+        RequestStatus.FINISHED,
+    }
 
 
-@pytest.mark.parametrize("start", TurnStatus)
-@pytest.mark.parametrize("end", TurnStatus)
+@pytest.mark.parametrize("start", RequestStatus)
+@pytest.mark.parametrize("end", RequestStatus)
 def test_no_turn_leaves_the_table(start, end):
-    """SC-6: any other edge is an error, and leaves the turn as it was."""
-    turn = Turn(TurnId(0), [1], 1)
-    turn.status = start
+    """SC-6: any other edge is an error, and leaves the request as it was."""
+    request = Request(RequestId(0), [1], 1)
+    request.status = start
     if end in MOVES[start]:
-        turn.move(end)
-        assert turn.status is end
+        request.move(end)
+        assert request.status is end
         return
-    with pytest.raises(TurnStateError):
-        turn.move(end)
+    with pytest.raises(RequestStateError):
+        request.move(end)
 
-    assert turn.status is start
+    assert request.status is start
 
 
 # -- any order of events -----------------------------------------------------------------
@@ -600,9 +608,9 @@ prompts = st.tuples(heads, tails).map(lambda parts: parts[0] + parts[1])
 
 
 class RestoreMachine(RuleBasedStateMachine):
-    """CT-11, SC-3, SC-6: whatever arrives, fails, ends or is taken, no turn reads wrong KV.
+    """CT-11, SC-3, SC-6: whatever arrives, fails, ends or is taken, no request reads wrong KV.
 
-    `Memory` verifies every hit and every commit; at the end each turn has the tokens of a
+    `Memory` verifies every hit and every commit; at the end each request has the tokens of a
     lone run and nothing is held.
     """
 
@@ -620,26 +628,26 @@ class RestoreMachine(RuleBasedStateMachine):
             num_blocks, stored, max_num_seqs=3, max_batched_tokens=16, reserve_full_prompt=full
         )
         self.cold.spills = spills
-        self.turns: list[tuple[Turn, list[int]]] = []
-        self.cancelled: set[TurnId] = set()
+        self.requests: list[tuple[Request, list[int]]] = []
+        self.cancelled: set[RequestId] = set()
 
-    def having(self, *statuses: TurnStatus) -> list[Turn]:
-        return [turn for turn, _ in self.turns if turn.status in statuses]
+    def having(self, *statuses: RequestStatus) -> list[Request]:
+        return [request for request, _ in self.requests if request.status in statuses]
 
     @rule(prompt=prompts)
     def store(self, prompt: list[int]) -> None:
         self.cold.stored.append(prompt)
 
-    @precondition(lambda self: len(self.turns) < 8)
+    @precondition(lambda self: len(self.requests) < 8)
     @rule(new=st.lists(st.tuples(prompts, st.integers(1, 20)), min_size=1, max_size=3))
     def submit(self, new: list[tuple[list[int], int]]) -> None:
         for prompt, max_tokens in new:
-            self.turns.append((self.bench.submit(prompt, max_tokens), prompt))
+            self.requests.append((self.bench.submit(prompt, max_tokens), prompt))
 
-    @precondition(lambda self: len(self.turns) < 8)
+    @precondition(lambda self: len(self.requests) < 8)
     @rule(prompt=prompts, salt=st.integers(1, 2))
     def submit_salted(self, prompt: list[int], salt: int) -> None:
-        self.turns.append((self.bench.submit(prompt, 3, salt), prompt))
+        self.requests.append((self.bench.submit(prompt, 3, salt), prompt))
 
     @rule(times=st.integers(1, 6))
     def step(self, times: int) -> None:
@@ -650,18 +658,22 @@ class RestoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.having(WAITS))
     @rule(data=st.data(), num_blocks=st.integers(0, 4), fails=st.booleans())
     def arrive(self, data: st.DataObject, num_blocks: int, fails: bool) -> None:
-        turn = data.draw(st.sampled_from(self.having(WAITS)))
-        self.cold.arrive(turn, num_blocks)
+        request = data.draw(st.sampled_from(self.having(WAITS)))
+        self.cold.arrive(request, num_blocks)
         if fails:
-            self.cold.fail(turn)
+            self.cold.fail(request)
 
-    @precondition(lambda self: len(self.having(TurnStatus.FINISHED)) < len(self.turns))
+    @precondition(lambda self: len(self.having(RequestStatus.FINISHED)) < len(self.requests))
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
-        live = [turn for turn, _ in self.turns if turn.status is not TurnStatus.FINISHED]
-        turn = data.draw(st.sampled_from(live))
-        self.bench.scheduler.finish(turn)
-        self.cancelled.add(turn.id)
+        live = [
+            request
+            for request, _ in self.requests
+            if request.status is not RequestStatus.FINISHED
+        ]
+        request = data.draw(st.sampled_from(live))
+        self.bench.scheduler.finish(request)
+        self.cancelled.add(request.id)
 
     @rule()
     def lose_memory(self) -> None:
@@ -677,23 +689,25 @@ class RestoreMachine(RuleBasedStateMachine):
         scheduler, waiting = self.bench.scheduler, self.having(WAITS)
         stats = scheduler.stats()
 
-        assert self.cold.restores.keys() == {turn.id for turn in waiting}
+        assert self.cold.restores.keys() == {request.id for request in waiting}
         assert not self.cold.proposed
         assert stats.ssd_restore_waiting == len(waiting)
-        assert stats.running == len(self.having(TurnStatus.RUNNING)) <= 3 - len(waiting)
+        assert stats.running == len(self.having(RequestStatus.RUNNING)) <= 3 - len(waiting)
         assert stats.preemptions == stats.preemptions_ssd + stats.preemptions_recompute
-        assert len(scheduler.turns) == len(set(scheduler.turns))
+        assert len(scheduler.requests) == len(set(scheduler.requests))
 
     @invariant()
     def turns_are_what_they_say(self) -> None:
-        for turn, _ in self.turns:
-            if turn.status in (TurnStatus.FINISHED, TurnStatus.PREEMPTED):
-                assert turn.sequence is None or not turn.sequence.tables[0].blocks
-            if turn.status is WAITS:
-                sequence: Any = turn.sequence
-                assert sequence.frontier < sequence.cursor < len(turn.tokens)
-            if turn.cached_tokens is not None:
-                assert turn.restored_tokens <= turn.cached_tokens < turn.num_prompt_tokens
+        for request, _ in self.requests:
+            if request.status in (RequestStatus.FINISHED, RequestStatus.PREEMPTED):
+                assert request.sequence is None or not request.sequence.tables[0].blocks
+            if request.status is WAITS:
+                sequence: Any = request.sequence
+                assert sequence.frontier < sequence.cursor < len(request.tokens)
+            if request.cached_tokens is not None:
+                assert (
+                    request.restored_tokens <= request.cached_tokens < request.num_prompt_tokens
+                )
 
     def teardown(self) -> None:
         if not hasattr(self, "bench"):
@@ -701,10 +715,10 @@ class RestoreMachine(RuleBasedStateMachine):
         finish_all(self.bench, self.cold)
 
         assert self.bench.num_live_blocks == 0
-        for turn, prompt in self.turns:
-            assert turn.status is TurnStatus.FINISHED
-            if turn.id not in self.cancelled:
-                assert turn.tokens == self.expected_tokens(prompt, turn.max_tokens)
+        for request, prompt in self.requests:
+            assert request.status is RequestStatus.FINISHED
+            if request.id not in self.cancelled:
+                assert request.tokens == self.expected_tokens(prompt, request.max_tokens)
 
 
 def test_any_order_of_events(make, expected_tokens):

@@ -1,17 +1,17 @@
-"""Prefills that stop for the state of recurrent layers, and turns that wait for it."""
+"""Prefills that stop for the state of recurrent layers, and requests that wait for it."""
 
 from __future__ import annotations
 
 import pytest
 
 from neve.contract.cache_spec import FullAttention, RecurrentState, StateTensor, layer_routes
-from neve.ids import SaltDomain, TurnId
+from neve.ids import RequestId, SaltDomain
 from neve.kvcache.block_allocator import BlockAllocator
 from neve.kvcache.coordinator import Coordinator
 from neve.kvcache.state_keeper import KeptState, StateKeeper
 from neve.scheduler.plan import StepPlan
+from neve.scheduler.request import Request
 from neve.scheduler.scheduler import Scheduler
-from neve.scheduler.turn import Turn
 from neve.settings import SchedulerSettings
 
 BLOCK = 4
@@ -32,12 +32,12 @@ def scheduler(cache: Coordinator) -> Scheduler:
     return Scheduler(settings, cache, max_context=1000, block_size=BLOCK)
 
 
-def submit(scheduler: Scheduler, number: int, salt: int = 0, length: int = 11) -> Turn:
+def submit(scheduler: Scheduler, number: int, salt: int = 0, length: int = 11) -> Request:
     """Submit a prompt that begins like all others and ends like none."""
     tokens = [*SHARED, *range(1000 * number, 1000 * number + length)]
-    turn = Turn(TurnId(number), tokens, 4, SaltDomain(salt))
-    scheduler.submit(turn)
-    return turn
+    request = Request(RequestId(number), tokens, 4, SaltDomain(salt))
+    scheduler.submit(request)
+    return request
 
 
 def run(scheduler: Scheduler, cache: Coordinator) -> StepPlan:
@@ -47,30 +47,30 @@ def run(scheduler: Scheduler, cache: Coordinator) -> StepPlan:
     for row in plan.rows:
         scheduler.settle(row, 7 if row.samples else None)
         end = row.position + row.length
-        if end in row.turn.rungs:
+        if end in row.request.rungs:
             cache.reach(row.sequence, KeptState(end, end), rung=True)
     return plan
 
 
 def ends(plan: StepPlan) -> dict[int, int]:
-    return {row.turn.id: row.position + row.length for row in plan.rows}
+    return {row.request.id: row.position + row.length for row in plan.rows}
 
 
 def test_a_prefill_stops_at_its_last_full_block(scheduler, cache):
     """SD-4: without a cold tier there is one checkpoint, strictly before the prompt's end."""
-    turn = submit(scheduler, 1)
+    request = submit(scheduler, 1)
 
     assert [ends(run(scheduler, cache)) for _ in range(2)] == [{1: 28}, {1: 29}]
-    assert turn.rungs == [28]
+    assert request.rungs == [28]
 
 
 def test_the_first_of_several_stops_where_they_part(scheduler, cache):
-    """GR-5: turns with one beginning compute it once; the others go on from its state."""
-    turns = [submit(scheduler, number) for number in range(1, 5)]
+    """GR-5: requests with one beginning compute it once; the others go on from its state."""
+    requests = [submit(scheduler, number) for number in range(1, 5)]
     first, second = run(scheduler, cache), run(scheduler, cache)
 
     assert ends(first) == {1: 16}
-    assert {turn.cached_tokens for turn in turns[1:]} == {16}
+    assert {request.cached_tokens for request in requests[1:]} == {16}
     assert ends(second) == {1: 28, 2: 28, 3: 28, 4: 28}
     cache.check()
 
@@ -84,7 +84,7 @@ def test_another_salt_is_not_waited_for(scheduler, cache):
 
 
 def test_whoever_waits_goes_on_when_the_first_gives_up(scheduler, cache):
-    """SC-6: a promise ends with the turn that made it."""
+    """SC-6: a promise ends with the request that made it."""
     first, second = submit(scheduler, 1), submit(scheduler, 2)
     plan = scheduler.plan()
     scheduler.finish(first)

@@ -7,17 +7,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from neve.errors import ContextLengthExceededError
-from neve.scheduler.turn import TurnStatus
+from neve.scheduler.request import RequestStatus
 
 
 def rows_of(plan):
-    return [(r.turn.id, r.position, r.length, r.samples) for r in plan.rows]
+    return [(r.request.id, r.position, r.length, r.samples) for r in plan.rows]
 
 
 def test_prompt_is_computed_then_decoded(make_bench, expected_tokens):
     """SC-1: a prompt is one slice, then one decode row a step until `max_tokens`."""
     bench = make_bench()
-    turn = bench.submit([1, 2, 3, 4, 5], max_tokens=3)
+    request = bench.submit([1, 2, 3, 4, 5], max_tokens=3)
     bench.run()
 
     assert [rows_of(p) for p in bench.plans if p.rows] == [
@@ -25,17 +25,17 @@ def test_prompt_is_computed_then_decoded(make_bench, expected_tokens):
         [(0, 5, 1, True)],
         [(0, 6, 1, True)],
     ]
-    assert turn.tokens == expected_tokens([1, 2, 3, 4, 5], 3)
+    assert request.tokens == expected_tokens([1, 2, 3, 4, 5], 3)
 
 
 def test_decode_row_is_planned_before_its_token_is_read(make_bench):
     """SC-9: the next decode step is planned while its token is still on the device."""
     bench = make_bench()
-    turn = bench.submit([1, 2, 3], max_tokens=3)
+    request = bench.submit([1, 2, 3], max_tokens=3)
     bench.step()
     second = bench.scheduler.plan()
 
-    assert turn.num_outputs == 0
+    assert request.num_outputs == 0
     assert [r.on_device for r in second.rows] == [True]
 
 
@@ -64,7 +64,7 @@ def test_prefill_breaks_lie_on_the_grid_from_the_cached_prefix(make_bench):
 
 
 def test_long_prefill_leaves_budget_to_others(make_bench):
-    """SC-1: one turn's prefill takes at most `long_prefill_tokens` of a step."""
+    """SC-1: one request's prefill takes at most `long_prefill_tokens` of a step."""
     bench = make_bench(long_prefill_tokens=6, max_batched_tokens=20)
     bench.submit(list(range(100, 130)), max_tokens=1)
     bench.submit([1, 2, 3], max_tokens=1)
@@ -90,7 +90,7 @@ def test_admission_reserves_the_whole_prompt_unless_told_otherwise(make_bench):
 
 
 def test_row_exact_slices_are_never_cut_by_the_budget(make_bench):
-    """SC-8: in the row-exact lane a turn's cuts do not depend on its neighbours."""
+    """SC-8: in the row-exact lane a request's cuts do not depend on its neighbours."""
     bench = make_bench(prefill_chunk_size=6, max_batched_tokens=8, row_exact=True)
     bench.submit(list(range(1, 13)), max_tokens=1)
     bench.submit(list(range(50, 62)), max_tokens=1)
@@ -120,14 +120,14 @@ def test_prompt_beyond_the_cache_is_refused(make_bench):
 def test_output_is_clamped_to_what_fits(make_bench):
     """SC-2: the last sampled token needs no place in the cache."""
     bench = make_bench(max_context=16)
-    turn = bench.submit(list(range(1, 15)), max_tokens=100)
+    request = bench.submit(list(range(1, 15)), max_tokens=100)
     bench.run()
 
-    assert turn.max_tokens == turn.num_outputs == 3
+    assert request.max_tokens == request.num_outputs == 3
 
 
 def test_a_finished_prefix_is_not_computed_again(make_bench):
-    """KV-2: the second turn starts behind the full blocks of the first."""
+    """KV-2: the second request starts behind the full blocks of the first."""
     bench = make_bench()
     prompt = list(range(1, 14))
     bench.submit(prompt, max_tokens=1)
@@ -139,13 +139,13 @@ def test_a_finished_prefix_is_not_computed_again(make_bench):
 
 
 def test_turns_wait_for_a_prefix_in_the_making(make_bench):
-    """Turns that arrive together compute their common prefix once."""
+    """Requests that arrive together compute their common prefix once."""
     bench = make_bench(max_batched_tokens=512)
     prefix = list(range(1, 41))
-    turns = [bench.submit([*prefix, 100 + i], max_tokens=2) for i in range(4)]
+    requests = [bench.submit([*prefix, 100 + i], max_tokens=2) for i in range(4)]
     bench.run()
 
-    assert [t.cached_tokens for t in turns] == [0, 40, 40, 40]
+    assert [t.cached_tokens for t in requests] == [0, 40, 40, 40]
     assert bench.scheduler.stats().admission_deferred_prefix >= 3
 
 
@@ -158,7 +158,7 @@ def test_unrelated_turns_pass_one_that_waits_for_a_prefix(make_bench):
     stranger = bench.submit([7, 7, 7], max_tokens=2)
     first = bench.step()
 
-    assert [r.turn.id for r in first.rows] == [0, stranger.id]
+    assert [r.request.id for r in first.rows] == [0, stranger.id]
 
 
 def test_waiting_turn_goes_on_when_the_owner_of_its_prefix_ends_early(make_bench):
@@ -171,7 +171,7 @@ def test_waiting_turn_goes_on_when_the_owner_of_its_prefix_ends_early(make_bench
     bench.scheduler.finish(owner)
     bench.run()
 
-    assert other.status is TurnStatus.FINISHED
+    assert other.status is RequestStatus.FINISHED
     assert other.num_outputs == 2
 
 
@@ -189,7 +189,7 @@ def test_salts_do_not_share(make_bench):
 
 
 def test_newest_turn_is_preempted_and_returns_first(make_bench, expected_tokens):
-    """SC-3: a real shortage preempts the newest turn; it goes to the queue's front."""
+    """SC-3: a real shortage preempts the newest request; it goes to the queue's front."""
     bench = make_bench(num_blocks=8, watermark_fraction=0.0, max_num_seqs=2)
     old = bench.submit([1, 2, 3, 4, 5, 6], max_tokens=14)
     new = bench.submit([9, 8, 7, 6, 5, 4], max_tokens=14)
@@ -198,10 +198,10 @@ def test_newest_turn_is_preempted_and_returns_first(make_bench, expected_tokens)
 
     assert (old.preemptions, new.preemptions > 0) == (0, True)
     taken = next(i for i, p in enumerate(bench.plans) if new in p.preempted)
-    later = [{r.turn.id for r in p.rows} for p in bench.plans[taken:]]
+    later = [{r.request.id for r in p.rows} for p in bench.plans[taken:]]
     assert next(ids for ids in later if late.id in ids) >= {new.id}
-    for turn, prompt in ((old, [1, 2, 3, 4, 5, 6]), (new, [9, 8, 7, 6, 5, 4])):
-        assert turn.tokens == expected_tokens(prompt, 14)
+    for request, prompt in ((old, [1, 2, 3, 4, 5, 6]), (new, [9, 8, 7, 6, 5, 4])):
+        assert request.tokens == expected_tokens(prompt, 14)
     assert late.tokens == expected_tokens([5, 5], 2)
 
 
@@ -219,7 +219,7 @@ def test_preempted_turn_finds_its_own_blocks_again(make_bench):
 
 
 def test_at_most_one_victim_a_step(make_bench):
-    """SC-3: a step preempts exactly one turn, whatever it lacks."""
+    """SC-3: a step preempts exactly one request, whatever it lacks."""
     bench = make_bench(num_blocks=9, watermark_fraction=0.0)
     for i in range(3):
         bench.submit([i * 10 + j for j in range(7)], max_tokens=20)
@@ -229,7 +229,7 @@ def test_at_most_one_victim_a_step(make_bench):
 
 
 def test_finish_while_waiting_releases_everything(make_bench):
-    """SC-6: a turn that never ran holds nothing."""
+    """SC-6: a request that never ran holds nothing."""
     bench = make_bench(max_num_seqs=1)
     bench.submit([1, 2, 3], max_tokens=2)
     waiting = bench.submit([4, 5, 6], max_tokens=2)
@@ -243,19 +243,19 @@ def test_finish_while_waiting_releases_everything(make_bench):
 def test_finish_in_flight_ignores_the_late_token(make_bench):
     """SC-6: a token that arrives after the end counts for nothing."""
     bench = make_bench()
-    turn = bench.submit([1, 2, 3], max_tokens=5)
+    request = bench.submit([1, 2, 3], max_tokens=5)
     bench.step()
     bench.step()
-    outputs = turn.num_outputs
-    bench.scheduler.finish(turn)
+    outputs = request.num_outputs
+    bench.scheduler.finish(request)
     bench.run()
 
-    assert turn.num_outputs == outputs
+    assert request.num_outputs == outputs
     assert bench.num_live_blocks == 0
 
 
 def test_width_is_bounded(make_bench):
-    """SC-1: no more turns run than `max_num_seqs`."""
+    """SC-1: no more requests run than `max_num_seqs`."""
     bench = make_bench(max_num_seqs=2)
     for i in range(5):
         bench.submit([i + 1, 2, 3], max_tokens=3)
@@ -308,14 +308,14 @@ def test_every_turn_ends_with_the_tokens_of_a_lone_run(
         row_exact=row_exact,
         watermark_fraction=0.0,
     )
-    turns = [bench.submit(p, n) for p, n in zip(prompts, max_tokens, strict=False)]
-    for i in sorted(cancelled & set(range(len(turns)))):
+    requests = [bench.submit(p, n) for p, n in zip(prompts, max_tokens, strict=False)]
+    for i in sorted(cancelled & set(range(len(requests)))):
         bench.step()
-        if turns[i].status is not TurnStatus.FINISHED:
-            bench.scheduler.finish(turns[i])
+        if requests[i].status is not RequestStatus.FINISHED:
+            bench.scheduler.finish(requests[i])
     bench.run()
 
     assert bench.num_live_blocks == 0
-    for i, turn in enumerate(turns):
+    for i, request in enumerate(requests):
         if i not in cancelled:
-            assert turn.tokens == expected_tokens(prompts[i], max_tokens[i])
+            assert request.tokens == expected_tokens(prompts[i], max_tokens[i])

@@ -20,15 +20,15 @@ from hypothesis.stateful import (
 
 from neve.contract.cache_spec import FullAttention, SlidingWindow, layer_routes
 from neve.errors import ContextLengthExceededError
-from neve.ids import TurnId
+from neve.ids import RequestId
 from neve.kvcache.block_allocator import BlockAllocator
 from neve.kvcache.coordinator import Coordinator
 from neve.kvcache.memory import Resident
 from neve.kvcache.state_keeper import KeptState
 from neve.scheduler.cold_port import RestoreProgress
 from neve.scheduler.plan import PlannedRow, StepPlan
+from neve.scheduler.request import Request, RequestStatus
 from neve.scheduler.scheduler import Scheduler
-from neve.scheduler.turn import Turn, TurnStatus
 from neve.settings import SchedulerSettings
 
 SIZE, WINDOW, SLICE = 4, 10, 16
@@ -41,7 +41,7 @@ LEAST = RESIDENT.least
 """Blocks of a window's pool in which a sequence of any length can run alone."""
 
 PROMPT = list(range(1, 42))  # ten blocks and a token
-WAITS = TurnStatus.WAITING_FOR_SSD
+WAITS = RequestStatus.WAITING_FOR_SSD
 
 
 class Device:
@@ -53,43 +53,43 @@ class Device:
 
     def __init__(self) -> None:
         self.slots: dict[tuple[int, int, int], int] = {}
-        self.texts: dict[TurnId, list[int]] = {}  # with tokens that the host has not read
+        self.texts: dict[RequestId, list[int]] = {}  # with tokens that the host has not read
 
     def compute(self, plan: StepPlan, sample: Callable[[list[int]], int]) -> None:
         for row in plan.rows:
-            if row.turn.id not in self.texts or not row.turn.num_in_flight:
-                self.texts[row.turn.id] = list(row.turn.tokens)
-            self.write(row.turn, row.position, row.position + row.length)
+            if row.request.id not in self.texts or not row.request.num_in_flight:
+                self.texts[row.request.id] = list(row.request.tokens)
+            self.write(row.request, row.position, row.position + row.length)
         for row in plan.rows:
             self._verify(row)
             if row.samples:
-                self.texts[row.turn.id].append(sample(self.texts[row.turn.id]))
+                self.texts[row.request.id].append(sample(self.texts[row.request.id]))
 
-    def write(self, turn: Turn, first: int, end: int) -> None:
-        """Write positions `[first, end)` of a turn's sequence in every group."""
-        contents = self._contents(turn, end)
-        for group, table in enumerate(turn.sequence.tables):
+    def write(self, request: Request, first: int, end: int) -> None:
+        """Write positions `[first, end)` of a request's sequence in every group."""
+        contents = self._contents(request, end)
+        for group, table in enumerate(request.sequence.tables):
             for position in range(first, end):
                 block = table.blocks[position // SIZE]
                 assert block.id, "nothing is written to the null block"
                 self.slots[group, block.id, position % SIZE] = contents[position]
 
-    def write_blocks(self, turn: Turn, group: int, ids: list[int], first: int) -> None:
-        """Write a turn's blocks from `first` on, as a restore does."""
-        contents = self._contents(turn, (first + len(ids)) * SIZE)
+    def write_blocks(self, request: Request, group: int, ids: list[int], first: int) -> None:
+        """Write a request's blocks from `first` on, as a restore does."""
+        contents = self._contents(request, (first + len(ids)) * SIZE)
         for index, block_id in enumerate(ids, first):
             for offset in range(SIZE):
                 self.slots[group, block_id, offset] = contents[index * SIZE + offset]
 
-    def _contents(self, turn: Turn, end: int) -> list[int]:
-        """Return what each position of a turn's text holds: a hash of all up to there."""
-        contents = [hash(("salt", turn.salt))]
-        for token in self.texts.get(turn.id, turn.tokens)[:end]:
+    def _contents(self, request: Request, end: int) -> list[int]:
+        """Return what each position of a request's text holds: a hash of all up to there."""
+        contents = [hash(("salt", request.salt))]
+        for token in self.texts.get(request.id, request.tokens)[:end]:
             contents.append(hash((contents[-1], token)))
         return contents[1:]
 
     def _verify(self, row: PlannedRow) -> None:
-        contents = self._contents(row.turn, row.position + row.length)
+        contents = self._contents(row.request, row.position + row.length)
         for group, (spec, table) in enumerate(
             zip(LAYOUT.groups, row.sequence.tables, strict=True)
         ):
@@ -126,49 +126,49 @@ class Disk:
     stored: list[list[int]] = attrs.field(factory=list)
     every: int = 1
     eager: bool = False
-    proposed: dict[TurnId, Restore] = attrs.field(factory=dict)
-    restores: dict[TurnId, Restore] = attrs.field(factory=dict)
+    proposed: dict[RequestId, Restore] = attrs.field(factory=dict)
+    restores: dict[RequestId, Restore] = attrs.field(factory=dict)
 
-    def propose(self, turn: Turn, hit_length: int) -> int:
-        first, limit = hit_length // SIZE, (len(turn.tokens) - 1) // SIZE
-        held = [min(limit, num_common(text, turn.tokens) // SIZE) for text in self.stored]
+    def propose(self, request: Request, hit_length: int) -> int:
+        first, limit = hit_length // SIZE, (len(request.tokens) - 1) // SIZE
+        held = [min(limit, num_common(text, request.tokens) // SIZE) for text in self.stored]
         end = max(held, default=0) // self.every * self.every
         if end <= first:
             return 0
-        self.proposed[turn.id] = Restore(first, end)
+        self.proposed[request.id] = Restore(first, end)
         return (end - first) * SIZE
 
-    def begin(self, turn: Turn) -> None:
-        self.restores[turn.id] = self.proposed.pop(turn.id)
+    def begin(self, request: Request) -> None:
+        self.restores[request.id] = self.proposed.pop(request.id)
         if self.eager:
-            self.arrive(turn)
+            self.arrive(request)
 
-    def advance(self, turn: Turn, *, idle: bool) -> RestoreProgress:
+    def advance(self, request: Request, *, idle: bool) -> RestoreProgress:
         """Give all or nothing: blocks are of no use before the window at their end is there."""
-        restore = self.restores[turn.id]
+        restore = self.restores[request.id]
         if restore.boundary is None:
             return RestoreProgress(0, False)
-        del self.restores[turn.id]
+        del self.restores[request.id]
         first, end = restore.first, restore.boundary
         if end <= first:
             return RestoreProgress(0, True)
-        ids = turn.sequence.tables[FULL].ids[first:end]
-        self.device.write_blocks(turn, FULL, ids, first)
+        ids = request.sequence.tables[FULL].ids[first:end]
+        self.device.write_blocks(request, FULL, ids, first)
         assert self.cache.windows is not None
-        ids = self.cache.windows.install(turn.sequence, end * SIZE)[SLIDING]
-        self.device.write_blocks(turn, SLIDING, list(ids), end - len(ids))
+        ids = self.cache.windows.install(request.sequence, end * SIZE)[SLIDING]
+        self.device.write_blocks(request, SLIDING, list(ids), end - len(ids))
         return RestoreProgress((end - first) * SIZE, True, KeptState(end * SIZE, None))
 
-    def cancel(self, turn: Turn) -> None:
-        self.proposed.pop(turn.id, None)
-        self.restores.pop(turn.id, None)
+    def cancel(self, request: Request) -> None:
+        self.proposed.pop(request.id, None)
+        self.restores.pop(request.id, None)
 
-    def spill(self, turn: Turn) -> bool:
+    def spill(self, request: Request) -> bool:
         return False
 
-    def arrive(self, turn: Turn, lost: int = 0) -> None:
+    def arrive(self, request: Request, lost: int = 0) -> None:
         """Have a restore end; the deepest `lost` windows are unsound."""
-        restore = self.restores[turn.id]
+        restore = self.restores[request.id]
         restore.boundary = max(restore.first, restore.end - lost * self.every)
 
 
@@ -228,9 +228,9 @@ def step_until(bench, condition: Callable[[], object]) -> None:
 def finish_all(bench, disk) -> None:
     """Let the disk give all that it has, and step until everything has ended."""
     disk.eager = True
-    for turn in bench.scheduler.turns:
-        if turn.id in disk.restores:
-            disk.arrive(turn)
+    for request in bench.scheduler.requests:
+        if request.id in disk.restores:
+            disk.arrive(request)
     bench.run()
 
 
@@ -246,7 +246,7 @@ def test_a_turn_is_admitted_if_every_group_has_room(
     """SC-2, GR-4: the group that has least decides, whichever it is."""
     bench, _ = make(num_blocks, window_blocks)
     prompts = [[100 + i for i in range(32)], [200 + i for i in range(32)]]
-    turns = [bench.submit(prompt, max_tokens=8) for prompt in prompts]
+    requests = [bench.submit(prompt, max_tokens=8) for prompt in prompts]
     for _ in range(4):
         bench.step()
     stats = bench.scheduler.stats()
@@ -255,18 +255,18 @@ def test_a_turn_is_admitted_if_every_group_has_room(
     assert (stats.admission_deferred_blocks > 0) == (admitted == 1)
     bench.run()
     assert bench.scheduler.stats().preemptions == 0
-    assert [t.tokens for t in turns] == [expected_tokens(p, 8) for p in prompts]
+    assert [t.tokens for t in requests] == [expected_tokens(p, 8) for p in prompts]
 
 
 def test_a_prompt_may_be_longer_than_the_windows_pool(make, expected_tokens):
-    """GR-3, GR-4: a window's pool bounds what is in flight, not how long a turn may be."""
+    """GR-3, GR-4: a window's pool bounds what is in flight, not how long a request may be."""
     bench, _ = make(64, LEAST)
     prompt = list(range(1, 201))
-    turn = bench.submit(prompt, max_tokens=40)
+    request = bench.submit(prompt, max_tokens=40)
     bench.run()
 
-    assert turn.tokens == expected_tokens(prompt, 40)
-    assert turn.preemptions == 0
+    assert request.tokens == expected_tokens(prompt, 40)
+    assert request.preemptions == 0
     with pytest.raises(ContextLengthExceededError, match="cache"):
         bench.submit(list(range(64 * SIZE + 1)))
 
@@ -280,7 +280,7 @@ def test_a_windows_pool_that_is_too_small_bounds_the_prompt(make):
 
 
 def test_the_watermark_is_kept_in_every_group(make):
-    """SC-2: beside others a turn leaves a share of each group's blocks free."""
+    """SC-2: beside others a request leaves a share of each group's blocks free."""
     admitted: dict[float, int] = {}
     for fraction in (0.0, 0.5):
         bench, _ = make(64, 16, watermark_fraction=fraction)
@@ -298,15 +298,15 @@ def test_long_rows_hold_a_window_each(make, expected_tokens):
     """GR-3: rows that decode for long keep their window and no more; nobody is preempted."""
     bench, _ = make(256, 4 * 5, max_num_seqs=4)
     prompts = [[10 * i + j for j in range(6)] for i in range(1, 5)]
-    turns = [bench.submit(prompt, max_tokens=120) for prompt in prompts]
+    requests = [bench.submit(prompt, max_tokens=120) for prompt in prompts]
     most = 0
-    while any(turn.status is not TurnStatus.FINISHED for turn in turns):
+    while any(request.status is not RequestStatus.FINISHED for request in requests):
         bench.step()
         most = max(most, live(bench)[SLIDING])
 
     assert bench.scheduler.stats().preemptions == 0
     assert most <= 4 * (-(-(WINDOW - 1 + 2) // SIZE) + 1)
-    assert [t.tokens for t in turns] == [expected_tokens(p, 120) for p in prompts]
+    assert [t.tokens for t in requests] == [expected_tokens(p, 120) for p in prompts]
 
 
 # -- preemption ----------------------------------------------------------------------------
@@ -316,19 +316,19 @@ def test_long_rows_hold_a_window_each(make, expected_tokens):
     ("num_blocks", "window_blocks"), [(64, LEAST), (14, 64)], ids=["window", "full"]
 )
 def test_a_victim_releases_every_group(make, expected_tokens, num_blocks, window_blocks):
-    """GR-2, SC-3: whichever group is short, the newest turn gives back all that it holds."""
+    """GR-2, SC-3: whichever group is short, the newest request gives back all that it holds."""
     bench, _ = make(num_blocks, window_blocks, reserve_full_prompt=False, max_num_seqs=3)
     prompts = [[10 * i + j for j in range(5)] for i in range(1, 4)]
-    turns = [bench.submit(prompt, max_tokens=30) for prompt in prompts]
-    step_until(bench, lambda: turns[2].preemptions)
+    requests = [bench.submit(prompt, max_tokens=30) for prompt in prompts]
+    step_until(bench, lambda: requests[2].preemptions)
 
-    assert turns[2].sequence is None
-    assert turns[0].preemptions == 0
-    held = [t.sequence.tables for t in turns if t.sequence is not None]
+    assert requests[2].sequence is None
+    assert requests[0].preemptions == 0
+    held = [t.sequence.tables for t in requests if t.sequence is not None]
     assert live(bench) == tuple(sum(tables[g].num_held for tables in held) for g in range(2))
     bench.run()
     assert live(bench) == (0, 0)
-    assert [t.tokens for t in turns] == [expected_tokens(p, 30) for p in prompts]
+    assert [t.tokens for t in requests] == [expected_tokens(p, 30) for p in prompts]
 
 
 def test_a_preempted_turn_goes_on_from_its_window(make):
@@ -344,14 +344,14 @@ def test_a_preempted_turn_goes_on_from_its_window(make):
 
 
 def test_turns_wait_for_a_prefix_in_the_making(make, expected_tokens):
-    """GR-7: turns that arrive together compute their common prefix once, in both groups."""
+    """GR-7: requests that arrive together compute their common prefix once, in both groups."""
     bench, _ = make(64, 64)
     prompts = [[*PROMPT, 100 + i] for i in range(4)]
-    turns = [bench.submit(prompt, max_tokens=2) for prompt in prompts]
+    requests = [bench.submit(prompt, max_tokens=2) for prompt in prompts]
     bench.run()
 
-    assert [t.cached_tokens for t in turns] == [0, 40, 40, 40]
-    assert [t.tokens for t in turns] == [expected_tokens(p, 2) for p in prompts]
+    assert [t.cached_tokens for t in requests] == [0, 40, 40, 40]
+    assert [t.tokens for t in requests] == [expected_tokens(p, 2) for p in prompts]
 
 
 # -- restores ------------------------------------------------------------------------------
@@ -360,33 +360,33 @@ def test_turns_wait_for_a_prefix_in_the_making(make, expected_tokens):
 def test_a_restore_reserves_a_window_and_all_other_blocks(make, expected_tokens):
     """SD-1, SC-2: blocks of a window that will be jumped over are never asked for."""
     bench, disk = make(stored=[PROMPT])
-    turn = bench.submit(PROMPT, max_tokens=3)
+    request = bench.submit(PROMPT, max_tokens=3)
     bench.step()
-    assert turn.status is WAITS
+    assert request.status is WAITS
     assert live(bench) == (10, 3)  # the window at 40 begins in block 7
 
-    disk.arrive(turn)
+    disk.arrive(request)
     plan = bench.step()
     assert [(r.position, r.length) for r in plan.rows] == [(40, 1)]
-    assert (turn.cached_tokens, turn.restored_tokens) == (40, 40)
+    assert (request.cached_tokens, request.restored_tokens) == (40, 40)
     bench.run()
-    assert turn.tokens == expected_tokens(PROMPT, 3)
+    assert request.tokens == expected_tokens(PROMPT, 3)
 
 
 @pytest.mark.parametrize("lost", range(11))
 def test_a_restore_may_end_anywhere_below(make, expected_tokens, lost):
     """SD-1: at whatever boundary a sound window is found, there it goes on; or from nothing."""
     bench, disk = make(stored=[PROMPT])
-    turn = bench.submit(PROMPT, max_tokens=3)
+    request = bench.submit(PROMPT, max_tokens=3)
     bench.step()
-    disk.arrive(turn, lost)
+    disk.arrive(request, lost)
     bench.step()
     boundary = (10 - lost) * SIZE
 
-    assert (turn.cached_tokens, turn.restored_tokens) == (boundary, boundary)
-    assert turn.sequence.spare == ()
+    assert (request.cached_tokens, request.restored_tokens) == (boundary, boundary)
+    assert request.sequence.spare == ()
     bench.run()
-    assert turn.tokens == expected_tokens(PROMPT, 3)
+    assert request.tokens == expected_tokens(PROMPT, 3)
     assert live(bench) == (0, 0)
 
 
@@ -398,37 +398,37 @@ def test_a_restore_goes_on_behind_what_memory_holds(make, expected_tokens, held,
     bench.submit(PROMPT[: held + 1], max_tokens=1)
     bench.run()
     disk.stored.append(PROMPT)
-    turn = bench.submit(PROMPT, max_tokens=3)
+    request = bench.submit(PROMPT, max_tokens=3)
     bench.step()
-    if turn.id in disk.restores:
-        disk.arrive(turn, lost)
+    if request.id in disk.restores:
+        disk.arrive(request, lost)
     bench.run()
 
-    assert turn.cached_tokens == max(held, 40 - lost * SIZE)
-    assert turn.tokens == expected_tokens(PROMPT, 3)
+    assert request.cached_tokens == max(held, 40 - lost * SIZE)
+    assert request.tokens == expected_tokens(PROMPT, 3)
 
 
 def test_a_restored_window_is_hit_by_the_next_turn(make, expected_tokens):
     """GR-7, CT-11: a peer waits for it, and goes on from the same boundary."""
     bench, disk = make(stored=[PROMPT])
     prompts = [[*PROMPT, 60 + i] for i in range(3)]
-    turns = [bench.submit(prompt, max_tokens=2) for prompt in prompts]
+    requests = [bench.submit(prompt, max_tokens=2) for prompt in prompts]
     for _ in range(3):
         bench.step()
-    assert [t.status for t in turns] == [WAITS, TurnStatus.WAITING, TurnStatus.WAITING]
+    assert [t.status for t in requests] == [WAITS, RequestStatus.WAITING, RequestStatus.WAITING]
 
     finish_all(bench, disk)
-    assert [t.restored_tokens for t in turns] == [40, 0, 0]
-    assert [t.cached_tokens for t in turns] == [40, 40, 40]
-    assert [t.tokens for t in turns] == [expected_tokens(p, 2) for p in prompts]
+    assert [t.restored_tokens for t in requests] == [40, 0, 0]
+    assert [t.cached_tokens for t in requests] == [40, 40, 40]
+    assert [t.tokens for t in requests] == [expected_tokens(p, 2) for p in prompts]
 
 
 def test_a_cancelled_restore_gives_its_window_back(make):
     """SC-6: what was held for a window goes with the rest."""
     bench, disk = make(stored=[PROMPT])
-    turn = bench.submit(PROMPT, max_tokens=1)
+    request = bench.submit(PROMPT, max_tokens=1)
     bench.step()
-    bench.scheduler.finish(turn)
+    bench.scheduler.finish(request)
     bench.cache.check()
 
     assert live(bench) == (0, 0)
@@ -440,30 +440,30 @@ def test_no_room_for_a_restore_changes_nothing(make, expected_tokens):
     bench, disk = make(12, 64, [PROMPT], reserve_full_prompt=False, max_num_seqs=2)
     other = bench.submit([70 + i for i in range(12)], max_tokens=8)
     bench.step()
-    turn = bench.submit(PROMPT, max_tokens=2)
+    request = bench.submit(PROMPT, max_tokens=2)
     bench.step()
 
-    assert (turn.status, turn.cached_tokens) == (TurnStatus.RUNNING, 0)
+    assert (request.status, request.cached_tokens) == (RequestStatus.RUNNING, 0)
     assert (disk.restores, disk.proposed) == ({}, {})
-    tables = [t.sequence.tables for t in (other, turn)]
+    tables = [t.sequence.tables for t in (other, request)]
     assert live(bench) == tuple(sum(held[g].num_held for held in tables) for g in range(2))
     finish_all(bench, disk)
-    assert turn.tokens == expected_tokens(PROMPT, 2)
+    assert request.tokens == expected_tokens(PROMPT, 2)
 
 
 def test_a_failed_step_sends_a_restore_back_with_its_window(make, expected_tokens):
     """CT-11, SC-6: it begins again, and nothing that was held for it is lost."""
     bench, disk = make(stored=[PROMPT])
-    turn = bench.submit(PROMPT, max_tokens=2)
+    request = bench.submit(PROMPT, max_tokens=2)
     bench.step()
     bench.scheduler.requeue_restoring()
     bench.cache.purge()
     bench.cache.check()
 
-    assert (turn.status, live(bench), disk.restores) == (TurnStatus.PREEMPTED, (0, 0), {})
+    assert (request.status, live(bench), disk.restores) == (RequestStatus.PREEMPTED, (0, 0), {})
     finish_all(bench, disk)
-    assert turn.restored_tokens == 40
-    assert turn.tokens == expected_tokens(PROMPT, 2)
+    assert request.restored_tokens == 40
+    assert request.tokens == expected_tokens(PROMPT, 2)
 
 
 def test_a_restoring_turn_is_preempted_with_its_window(make, expected_tokens):
@@ -476,7 +476,7 @@ def test_a_restoring_turn_is_preempted_with_its_window(make, expected_tokens):
     assert new.status is WAITS
     step_until(bench, lambda: new.preemptions)
 
-    assert (new.status, new.sequence, disk.restores) == (TurnStatus.PREEMPTED, None, {})
+    assert (new.status, new.sequence, disk.restores) == (RequestStatus.PREEMPTED, None, {})
     assert live(bench) == tuple(old.sequence.tables[g].num_held for g in range(2))
     finish_all(bench, disk)
     assert new.tokens == expected_tokens(PROMPT, 3)
@@ -506,12 +506,12 @@ def test_every_turn_ends_with_the_tokens_of_a_lone_run(
         prefill_chunk_size=chunk,
         reserve_full_prompt=full,
     )
-    turns = [bench.submit(p, n) for p, n in zip(prompts, max_tokens, strict=False)]
+    requests = [bench.submit(p, n) for p, n in zip(prompts, max_tokens, strict=False)]
     bench.run()
 
     assert live(bench) == (0, 0)
-    for prompt, turn in zip(prompts, turns, strict=True):
-        assert turn.tokens == expected_tokens(prompt, turn.max_tokens)
+    for prompt, request in zip(prompts, requests, strict=True):
+        assert request.tokens == expected_tokens(prompt, request.max_tokens)
 
 
 heads = st.sampled_from([PROMPT[:8], PROMPT[:16], PROMPT[:36], [50, 51, 52, 53] * 3, []])
@@ -522,7 +522,7 @@ prompts = st.tuples(heads, tails).map(lambda parts: parts[0] + parts[1])
 class WindowMachine(RuleBasedStateMachine):
     """GR-2, SC-3, SD-1: whatever arrives, fails, ends or is taken, no token sees a wrong past.
 
-    The device looks at every read; at the end each turn has the tokens of a lone run and
+    The device looks at every read; at the end each request has the tokens of a lone run and
     nothing is held in any group.
     """
 
@@ -548,24 +548,24 @@ class WindowMachine(RuleBasedStateMachine):
             num_blocks, window_blocks, stored, max_num_seqs=3, reserve_full_prompt=full
         )
         self.disk.every = every
-        self.turns: list[tuple[Turn, list[int]]] = []
-        self.cancelled: set[TurnId] = set()
+        self.requests: list[tuple[Request, list[int]]] = []
+        self.cancelled: set[RequestId] = set()
 
-    def having(self, *statuses: TurnStatus) -> list[Turn]:
-        return [turn for turn, _ in self.turns if turn.status in statuses]
+    def having(self, *statuses: RequestStatus) -> list[Request]:
+        return [request for request, _ in self.requests if request.status in statuses]
 
     @rule(prompt=prompts)
     def store(self, prompt: list[int]) -> None:
         self.disk.stored.append(prompt)
 
-    @precondition(lambda self: len(self.turns) < 8)
+    @precondition(lambda self: len(self.requests) < 8)
     @rule(
         new=st.lists(st.tuples(prompts, st.integers(1, 20)), min_size=1, max_size=3),
         salt=st.integers(0, 1),
     )
     def submit(self, new: list[tuple[list[int], int]], salt: int) -> None:
         for prompt, max_tokens in new:
-            self.turns.append((self.bench.submit(prompt, max_tokens, salt), prompt))
+            self.requests.append((self.bench.submit(prompt, max_tokens, salt), prompt))
 
     @rule(times=st.integers(1, 6))
     def step(self, times: int) -> None:
@@ -578,13 +578,13 @@ class WindowMachine(RuleBasedStateMachine):
     def arrive(self, data: st.DataObject, lost: int) -> None:
         self.disk.arrive(data.draw(st.sampled_from(self.having(WAITS))), lost)
 
-    @precondition(lambda self: len(self.having(TurnStatus.FINISHED)) < len(self.turns))
+    @precondition(lambda self: len(self.having(RequestStatus.FINISHED)) < len(self.requests))
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
-        unfinished = [t for t, _ in self.turns if t.status is not TurnStatus.FINISHED]
-        turn = data.draw(st.sampled_from(unfinished))
-        self.bench.scheduler.finish(turn)
-        self.cancelled.add(turn.id)
+        unfinished = [t for t, _ in self.requests if t.status is not RequestStatus.FINISHED]
+        request = data.draw(st.sampled_from(unfinished))
+        self.bench.scheduler.finish(request)
+        self.cancelled.add(request.id)
 
     @rule(groups=st.sampled_from([[FULL], [SLIDING], [FULL, SLIDING]]))
     def lose_memory(self, groups: list[int]) -> None:
@@ -600,16 +600,16 @@ class WindowMachine(RuleBasedStateMachine):
         self.bench.cache.check()
         scheduler, waiting = self.bench.scheduler, self.having(WAITS)
 
-        assert self.disk.restores.keys() == {turn.id for turn in waiting}
+        assert self.disk.restores.keys() == {request.id for request in waiting}
         assert not self.disk.proposed
-        assert len(scheduler.turns) == len(set(scheduler.turns))
+        assert len(scheduler.requests) == len(set(scheduler.requests))
 
     @invariant()
     def rows_hold_a_window(self) -> None:
         assert RESIDENT is not None
-        for turn in self.having(TurnStatus.RUNNING):
-            assert turn.sequence.tables[SLIDING].num_held <= RESIDENT.most
-            assert turn.sequence.spare == ()
+        for request in self.having(RequestStatus.RUNNING):
+            assert request.sequence.tables[SLIDING].num_held <= RESIDENT.most
+            assert request.sequence.spare == ()
 
     def teardown(self) -> None:
         if not hasattr(self, "bench"):
@@ -617,10 +617,10 @@ class WindowMachine(RuleBasedStateMachine):
         finish_all(self.bench, self.disk)
 
         assert live(self.bench) == (0, 0)
-        for turn, prompt in self.turns:
-            assert turn.status is TurnStatus.FINISHED
-            if turn.id not in self.cancelled:
-                assert turn.tokens == self.expected_tokens(prompt, turn.max_tokens)
+        for request, prompt in self.requests:
+            assert request.status is RequestStatus.FINISHED
+            if request.id not in self.cancelled:
+                assert request.tokens == self.expected_tokens(prompt, request.max_tokens)
 
 
 def test_any_order_of_events(make, expected_tokens):

@@ -14,8 +14,8 @@ import neve_nemotron_h.plugin as hooks
 from neve.checkpoint.checkpoint import open_checkpoint
 from neve.forward.flat_context import FlatContext
 from neve.forward.step_batch import RowInput, build_step_batch
-from neve.kvcache.flat_cache import FlatCache
 from neve.model import Model
+from neve.pools.flat_cache import FlatCache
 from neve.testing.golden import read_goldens
 from neve.testing.parity import at_once, logit_distance, one_by_one, tokens
 

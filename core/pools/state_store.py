@@ -133,7 +133,7 @@ class StateRows:
 class StateStore:
     """The states of all live sequences. Owned by the engine thread.
 
-    A state is known by its sequence object and ends with it: a finished or preempted turn
+    A state is known by its sequence object and ends with it: a finished or preempted request
     lets go of its sequence, and nothing has to be told. A sequence at position 0 begins with
     zeros, whatever is known of it; at any other position its state must be the one of just
     that position, or the step is refused.

@@ -1,7 +1,7 @@
 """Recurrent states kept in memory, by the prefix that they sum up. Pure bookkeeping.
 
 A state is the sum of every token before it, so it is good for one boundary of one chain and
-no other. What a checkpoint holds is somebody else's business: here it is a handle.
+no other. What a snapshot holds is somebody else's business: here it is a handle.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ..ids import BlockHash
 
 
 @attrs.frozen(eq=False)
-class Checkpoint:
+class Snapshot:
     """A state at a boundary.
 
     Attributes:
@@ -41,7 +41,7 @@ class Checkpoint:
     def __attrs_post_init__(self) -> None:
         if len(self.chain) < self.num_blocks:
             raise ValueError(
-                f"a checkpoint after {self.num_blocks} blocks needs their hashes, "
+                f"a snapshot after {self.num_blocks} blocks needs their hashes, "
                 f"got {len(self.chain)}"
             )
 
@@ -54,26 +54,26 @@ class Checkpoint:
         """Return whether its prefix is a prefix of `chain`, or all of it."""
         return self.num_blocks <= len(chain) and chain[self.num_blocks - 1] == self.hash
 
-    def is_ancestor_of(self, other: Checkpoint) -> bool:
+    def is_ancestor_of(self, other: Snapshot) -> bool:
         """Return whether its prefix is a shorter prefix of the other one's."""
         return self.num_blocks < other.num_blocks and self.lies_on(other.chain)
 
 
-class Checkpoints:
-    """All checkpoints in publish order, one an owner and prefix. Owned by the engine thread.
+class Snapshots:
+    """All snapshots in publish order, one an owner and prefix. Owned by the engine thread.
 
     There are a handful of them (see `retention`), so they are searched, not indexed.
     """
 
     def __init__(self) -> None:
-        self._entries: list[Checkpoint] = []
+        self._entries: list[Snapshot] = []
 
     def __len__(self) -> int:
         return len(self._entries)
 
     @property
-    def entries(self) -> tuple[Checkpoint, ...]:
-        """The checkpoints, the one that was published first in front."""
+    def entries(self) -> tuple[Snapshot, ...]:
+        """The snapshots, the one that was published first in front."""
         return tuple(self._entries)
 
     @property
@@ -81,30 +81,30 @@ class Checkpoints:
         """Bytes of all states. A state that two owners published counts twice."""
         return sum(entry.num_bytes for entry in self._entries)
 
-    def put(self, checkpoint: Checkpoint) -> None:
-        """Add a checkpoint as the newest; its owner's one of the same prefix gives way."""
+    def put(self, snapshot: Snapshot) -> None:
+        """Add a snapshot as the newest; its owner's one of the same prefix gives way."""
         self._entries = [
             entry
             for entry in self._entries
-            if (entry.owner, entry.hash) != (checkpoint.owner, checkpoint.hash)
+            if (entry.owner, entry.hash) != (snapshot.owner, snapshot.hash)
         ]
-        self._entries.append(checkpoint)
+        self._entries.append(snapshot)
 
-    def get(self, block_hash: BlockHash) -> Checkpoint | None:
-        """Return the newest checkpoint of the prefix that ends with that block, anybody's."""
+    def get(self, block_hash: BlockHash) -> Snapshot | None:
+        """Return the newest snapshot of the prefix that ends with that block, anybody's."""
         found = (entry for entry in reversed(self._entries) if entry.hash == block_hash)
         return next(found, None)
 
-    def expose(self, checkpoint: Checkpoint) -> None:
-        """Take a checkpoint's protection away; its place among the others stays."""
+    def expose(self, snapshot: Snapshot) -> None:
+        """Take a snapshot's protection away; its place among the others stays."""
         self._entries = [
-            attrs.evolve(entry, protected=False) if entry is checkpoint else entry
+            attrs.evolve(entry, protected=False) if entry is snapshot else entry
             for entry in self._entries
         ]
 
-    def drop(self, checkpoint: Checkpoint) -> None:
-        """Forget a checkpoint; nothing happens if it is gone."""
-        self._entries = [entry for entry in self._entries if entry is not checkpoint]
+    def drop(self, snapshot: Snapshot) -> None:
+        """Forget a snapshot; nothing happens if it is gone."""
+        self._entries = [entry for entry in self._entries if entry is not snapshot]
 
     def clear(self) -> None:
         """Forget all of them."""

@@ -10,7 +10,7 @@ import pytest
 from neve.contract.cache_spec import RecurrentState, StateTensor
 from neve.errors import CacheMisuseError
 from neve.forward.step_batch import RowInput, build_step_batch
-from neve.kvcache.state_store import (
+from neve.pools.state_store import (
     StateRows,
     StateStack,
     StateStore,
@@ -157,7 +157,7 @@ def value(stack: StateStack) -> Any:
 
 
 def test_a_snapshot_is_the_state_after_the_step_that_was_built_last() -> None:
-    """GR-5: a checkpoint is a handle on what that step computes, and stays as it is."""
+    """GR-5: a snapshot is a handle on what that step computes, and stays as it is."""
     store, a, b = StateStore(), Owner(), Owner()
     advance(store, [a, b])
     advance(store, [b])
@@ -169,7 +169,7 @@ def test_a_snapshot_is_the_state_after_the_step_that_was_built_last() -> None:
 
 
 def test_a_snapshot_of_one_row_keeps_no_other_alive() -> None:
-    """GR-5: a checkpoint takes the bytes of one state, whatever the wave's width."""
+    """GR-5: a snapshot takes the bytes of one state, whatever the wave's width."""
     store = StateStore()
     owners = [Owner() for _ in range(8)]
     advance(store, owners)

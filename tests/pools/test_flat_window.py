@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from neve.contract.layer_spec import SlidingWindow
 from neve.errors import CacheMisuseError
-from neve.kvcache.flat_window import FlatWindow
-from neve.kvcache.layer_pool import LayerPool
-from neve.kvcache.window_bytes import window_of_blocks
+from neve.pools.flat_window import FlatWindow
+from neve.pools.layer_pool import LayerPool
+from neve.pools.window_bytes import window_of_blocks
 
 pytestmark = pytest.mark.mlx
 

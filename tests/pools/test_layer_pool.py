@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from neve.contract.cache_spec import FullAttention, uniform_layout
-from neve.kvcache.layer_pool import LayerPool
 from neve.metal.pages import GroupPages
+from neve.pools.layer_pool import LayerPool
 
 pytestmark = pytest.mark.mlx
 

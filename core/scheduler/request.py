@@ -8,12 +8,12 @@ from typing import Any
 
 import attrs
 
-from ..errors import TurnStateError
-from ..ids import SHARED_DOMAIN, SaltDomain, TurnId
+from ..errors import RequestStateError
+from ..ids import SHARED_DOMAIN, RequestId, SaltDomain
 
 
-class TurnStatus(enum.Enum):
-    """Where a turn is."""
+class RequestStatus(enum.Enum):
+    """Where a request is."""
 
     WAITING = "waiting"
     WAITING_FOR_SSD = "waiting_for_ssd"
@@ -22,27 +22,27 @@ class TurnStatus(enum.Enum):
     FINISHED = "finished"
 
 
-MOVES: Mapping[TurnStatus, frozenset[TurnStatus]] = {
-    TurnStatus.WAITING: frozenset(
-        {TurnStatus.WAITING_FOR_SSD, TurnStatus.RUNNING, TurnStatus.FINISHED}
+MOVES: Mapping[RequestStatus, frozenset[RequestStatus]] = {
+    RequestStatus.WAITING: frozenset(
+        {RequestStatus.WAITING_FOR_SSD, RequestStatus.RUNNING, RequestStatus.FINISHED}
     ),
-    TurnStatus.WAITING_FOR_SSD: frozenset(
-        {TurnStatus.RUNNING, TurnStatus.PREEMPTED, TurnStatus.FINISHED}
+    RequestStatus.WAITING_FOR_SSD: frozenset(
+        {RequestStatus.RUNNING, RequestStatus.PREEMPTED, RequestStatus.FINISHED}
     ),
-    TurnStatus.RUNNING: frozenset({TurnStatus.PREEMPTED, TurnStatus.FINISHED}),
-    TurnStatus.PREEMPTED: frozenset(
-        {TurnStatus.WAITING_FOR_SSD, TurnStatus.RUNNING, TurnStatus.FINISHED}
+    RequestStatus.RUNNING: frozenset({RequestStatus.PREEMPTED, RequestStatus.FINISHED}),
+    RequestStatus.PREEMPTED: frozenset(
+        {RequestStatus.WAITING_FOR_SSD, RequestStatus.RUNNING, RequestStatus.FINISHED}
     ),
-    TurnStatus.FINISHED: frozenset(),
+    RequestStatus.FINISHED: frozenset(),
 }
 """Status -> statuses that may follow it."""
 
 
 @attrs.define(eq=False)
-class Turn:
+class Request:
     """A prompt and what has been generated for it.
 
-    A turn's tokens are known (read by the host) or in flight (sampled by a step whose result
+    A request's tokens are known (read by the host) or in flight (sampled by a step whose result
     the host has not read). Its sequence says how many were handed to steps:
 
         [0, frontier)          computed and committed
@@ -58,7 +58,7 @@ class Turn:
         owner: The conversation that it belongs to; "" where nobody said so.
         sequence: The cache side; None before admission and after release.
         grid_origin: Position from which the grid of prefill breaks counts.
-        rungs: Positions at which its prefill stops besides, for a checkpoint of its state.
+        rungs: Positions at which its prefill stops besides, for a snapshot of its state.
         num_in_flight: Sampled tokens that have not been read: 0 or 1 when a step is planned,
             2 for the moment between its planning and the settling of the step before.
         cached_tokens: Prompt tokens found in the cache at first admission, in memory or on
@@ -72,13 +72,13 @@ class Turn:
         protected_until: It is not chosen as a victim before it has this many known tokens.
     """
 
-    id: TurnId
+    id: RequestId
     tokens: list[int]
     max_tokens: int
     salt: SaltDomain = SHARED_DOMAIN
     owner: str = ""
     num_prompt_tokens: int = attrs.field(init=False)
-    status: TurnStatus = attrs.field(init=False, default=TurnStatus.WAITING)
+    status: RequestStatus = attrs.field(init=False, default=RequestStatus.WAITING)
     sequence: Any = attrs.field(init=False, default=None)
     grid_origin: int = attrs.field(init=False, default=0)
     rungs: Sequence[int] = attrs.field(init=False, default=())
@@ -94,15 +94,15 @@ class Turn:
     def __attrs_post_init__(self) -> None:
         self.num_prompt_tokens = len(self.tokens)
 
-    def move(self, status: TurnStatus) -> None:
+    def move(self, status: RequestStatus) -> None:
         """Change the status along `MOVES`.
 
         Raises:
-            TurnStateError: There is no such edge.
+            RequestStateError: There is no such edge.
         """
         if status not in MOVES[self.status]:
-            raise TurnStateError(
-                f"turn {self.id} cannot go from {self.status.value} to {status.value}"
+            raise RequestStateError(
+                f"request {self.id} cannot go from {self.status.value} to {status.value}"
             )
         self.status = status
 
@@ -119,13 +119,13 @@ class Turn:
     @property
     def wants_decode(self) -> bool:
         """Whether it runs and its next step is one token, known or in flight."""
-        running = self.status is TurnStatus.RUNNING
+        running = self.status is RequestStatus.RUNNING
         return running and (self.num_in_flight > 0 or self.num_uncomputed == 1)
 
     @property
     def wants_prefill(self) -> bool:
         """Whether it runs and its next step is a slice of several known tokens."""
-        running = self.status is TurnStatus.RUNNING
+        running = self.status is RequestStatus.RUNNING
         return running and self.num_in_flight == 0 and self.num_uncomputed > 1
 
     @property

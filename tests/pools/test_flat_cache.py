@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from neve.contract.cache_spec import RecurrentState, StateTensor
 from neve.errors import CacheExhaustedError, CacheMisuseError
 from neve.ids import SHARED_DOMAIN, SequenceId
-from neve.kvcache.flat_cache import GROWTH_TOKENS, FlatCache, FlatCoordinator, FlatSequence
+from neve.pools.flat_cache import GROWTH_TOKENS, FlatCache, FlatCoordinator, FlatSequence
 from neve.scheduler.cache_port import CachePort
 
 SLOT = (0, 0)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from neve.ids import NULL_BLOCK, BlockId
 from neve.kvcache.block import Block
 from neve.kvcache.block_table import BlockTable
-from neve.kvcache.device_tables import DeviceTables
+from neve.pools.device_tables import DeviceTables
 
 pytestmark = pytest.mark.mlx
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from neve.kvcache.window_bytes import blocks_of_window, window_of_blocks
+from neve.pools.window_bytes import blocks_of_window, window_of_blocks
 
 ITEM_BYTES = 2
 

@@ -160,7 +160,7 @@ class LayerPool:
         return keys, values
 
     def _by_layer(self) -> list[mx.array]:
-        """Return keys and values of each layer in turn; do not keep them."""
+        """Return keys and values of each layer in request; do not keep them."""
         pairs = zip(self.group.keys, self.group.values, strict=True)
         return [array for pair in pairs for array in pair]
 
