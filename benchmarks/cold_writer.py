@@ -12,10 +12,10 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
-from neve.coldtier.keys import ObjectName
-from neve.coldtier.object_format import KvGeometry, encode, encode_tokens, kv_layout
+from neve.coldtier.objects.format import KvGeometry, encode, encode_tokens, kv_layout
+from neve.coldtier.objects.keys import ObjectName
 from neve.coldtier.stats import Counters
-from neve.coldtier.store import ColdStore, StoreLimits
+from neve.coldtier.store.store import ColdStore, StoreLimits
 from neve.ids import ColdKey, Fingerprint
 
 from .figures import Figure, bounded, seconds

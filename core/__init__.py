@@ -18,7 +18,7 @@ from .settings import (
 
 if TYPE_CHECKING:
     from .certification import certify
-    from .coldtier.handle import ColdStoreHandle, cold_store
+    from .coldtier.inspection.handle import ColdStoreHandle, cold_store
     from .engine.completion import Completion, Piece
     from .engine.handles import Handle
     from .loading import load
@@ -47,13 +47,13 @@ __all__ = [
 
 _HOMES = {
     "Chat": "model",
-    "ColdStoreHandle": "coldtier.handle",
+    "ColdStoreHandle": "coldtier.inspection.handle",
     "Completion": "engine.completion",
     "Handle": "engine.handles",
     "Model": "model",
     "Piece": "engine.completion",
     "certify": "certification",
-    "cold_store": "coldtier.handle",
+    "cold_store": "coldtier.inspection.handle",
     "load": "loading",
 }
 

@@ -17,7 +17,7 @@ from typing import Any
 import attrs
 
 from .checkpoint.resolve import resolve_checkpoint
-from .coldtier.evidence import Evidence, Figures, evidence_dir, write_evidence
+from .coldtier.admission.evidence import Evidence, Figures, evidence_dir, write_evidence
 from .coldtier.stats import ColdCacheStats, ColdSidecarStats
 from .engine.completion import Completion
 from .engine.core import ModelInfo

@@ -15,7 +15,7 @@ from mlx.utils import tree_flatten
 from .checkpoint.checkpoint import Checkpoint, open_checkpoint
 from .checkpoint.identity import WeightIdentity
 from .checkpoint.resolve import resolve_checkpoint
-from .coldtier.allowlist import PersistDecision
+from .coldtier.admission.allowlist import PersistDecision
 from .contract.cache_spec import CacheLayout
 from .contract.plan import ExecutionPlan, OutputProtocol
 from .engine.cold import EngineCold, cold_stats

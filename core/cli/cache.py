@@ -27,7 +27,7 @@ from .output import console, table, write_json
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ..coldtier.inspection import Amount, ObjectEntry, StoreStats
+    from ..coldtier.inspection.listing import Amount, ObjectEntry, StoreStats
     from ..ids import Fingerprint
 
 _SHOWN = 20

@@ -20,8 +20,8 @@ from .cache_options import (
 from .output import console, table, write_json
 
 if TYPE_CHECKING:
-    from ..coldtier.handle import ColdStoreHandle
-    from ..coldtier.verification import UnsoundObject, Verification
+    from ..coldtier.inspection.handle import ColdStoreHandle
+    from ..coldtier.inspection.verification import UnsoundObject, Verification
 
 # -- verify --------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from .cache_prompt import Asked, prefix_of, prompt_options
 from .output import console, table, write_json
 
 if TYPE_CHECKING:
-    from ..coldtier.explanation import Explanation, Prefix
+    from ..coldtier.inspection.explanation import Explanation, Prefix
 
 
 def _explanation_dict(prefix: Prefix, found: Explanation) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import click
 from .options import F, json_option
 
 if TYPE_CHECKING:
-    from ..coldtier.handle import ColdStoreHandle
+    from ..coldtier.inspection.handle import ColdStoreHandle
     from ..ids import Fingerprint
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([kmgt]?)(i?)b?", re.IGNORECASE)
@@ -50,7 +50,7 @@ def open_store(folder: str | None, *, create: bool = False) -> ColdStoreHandle:
     Raises:
         NeveError: As `neve.cold_store`.
     """
-    from ..coldtier.handle import cold_store
+    from ..coldtier.inspection.handle import cold_store
 
     return cold_store(folder, create=create)
 

@@ -14,8 +14,8 @@ from .prompt import check_system, messages, read_prompt
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ..coldtier.explanation import Prefix
-    from ..coldtier.handle import ColdStoreHandle
+    from ..coldtier.inspection.explanation import Prefix
+    from ..coldtier.inspection.handle import ColdStoreHandle
     from ..loading import Examined
     from .options import F
 
@@ -76,8 +76,8 @@ def prefix_of(
 
     blas.preload()  # before MLX is imported
     from ..checkpoint.digest_memory import DigestMemory
-    from ..coldtier.explanation import Prefix
-    from ..coldtier.fingerprint import fingerprint
+    from ..coldtier.inspection.explanation import Prefix
+    from ..coldtier.objects.fingerprint import fingerprint
     from ..loading import examine
 
     salt, text = salt_domain(asked.salt), read_prompt(asked.prompt)

@@ -15,9 +15,9 @@ from .output import note, write_json
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ..coldtier.handle import ColdStoreHandle
-    from ..coldtier.inspection import ObjectEntry
-    from ..coldtier.keys import ObjectName
+    from ..coldtier.inspection.handle import ColdStoreHandle
+    from ..coldtier.inspection.listing import ObjectEntry
+    from ..coldtier.objects.keys import ObjectName
 
 
 def _to_export(

@@ -10,7 +10,7 @@ from .cache_options import count_text, size_text
 from .checks import Finding
 
 if TYPE_CHECKING:
-    from ..coldtier.allowlist import PersistDecision
+    from ..coldtier.admission.allowlist import PersistDecision
     from ..engine.persistence import Subject
     from ..loading import Examined
 

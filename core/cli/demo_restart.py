@@ -15,7 +15,7 @@ import click
 from rich.console import Console
 
 from ..certification import CASES, certify
-from ..coldtier.allowlist import COLD_RESTORE_FAMILIES
+from ..coldtier.admission.allowlist import COLD_RESTORE_FAMILIES
 from .demo_text import FIRST_TASK, SECOND_TASK, SYSTEM_PROMPT
 from .output import heading, milliseconds, table
 

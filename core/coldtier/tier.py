@@ -12,10 +12,7 @@ import attrs
 
 from ..contract.sidecar import SidecarPolicy
 from ..ids import SHARED_DOMAIN, ColdKey, Fingerprint, SaltDomain
-from .capture import STAMP_STEP_NS, BlockSource, Capture, CaptureBudget, StateOffer, StopReason
-from .cost import CostModel
-from .keys import ColdChain, ColdGroup, ObjectName
-from .object_format import (
+from .objects.format import (
     KvGeometry,
     decode,
     decode_block,
@@ -24,11 +21,21 @@ from .object_format import (
     kv_layout,
     sidecar_layout,
 )
-from .reader import ColdReader, Payload, ReadRequest, Ticket, max_ready
+from .objects.keys import ColdChain, ColdGroup, ObjectName
 from .stats import ColdCacheStats, ColdSidecarStats, Counters
-from .store import ColdStore
-from .walk import Backing, RestorePlan, plan_restore
-from .writer import ColdWriter, WriteJob
+from .store.store import ColdStore
+from .transfer.capture import (
+    STAMP_STEP_NS,
+    BlockSource,
+    Capture,
+    CaptureBudget,
+    StateOffer,
+    StopReason,
+)
+from .transfer.cost import CostModel
+from .transfer.reader import ColdReader, Payload, ReadRequest, Ticket, max_ready
+from .transfer.walk import Backing, RestorePlan, plan_restore
+from .transfer.writer import ColdWriter, WriteJob
 
 MAX_REMEMBERED_ENDS = 4096
 

@@ -15,12 +15,12 @@ from typing import Any
 
 import attrs
 
-from ..coldtier.capture import Capture, Pages, StopReason
-from ..coldtier.keys import ColdChain
-from ..coldtier.reader import PORTION_BLOCKS, Ticket
+from ..coldtier.objects.keys import ColdChain
 from ..coldtier.stats import ColdCacheStats, ColdSidecarStats
 from ..coldtier.tier import ColdTier
-from ..coldtier.walk import RestorePlan
+from ..coldtier.transfer.capture import Capture, Pages, StopReason
+from ..coldtier.transfer.reader import PORTION_BLOCKS, Ticket
+from ..coldtier.transfer.walk import RestorePlan
 from ..kvcache.block_identity import PrefixChain
 from ..kvcache.coordinator import Coordinator
 from ..kvcache.state_keeper import KeptState
@@ -79,7 +79,7 @@ class _Ended:
 
 
 class _Blocks:
-    """Reads a chain's published blocks; a `coldtier.capture.BlockSource`."""
+    """Reads a chain's published blocks; a `coldtier.transfer.capture.BlockSource`."""
 
     def __init__(self, cache: Coordinator, pool: LayerPool, prefix: PrefixChain) -> None:
         self._cache = cache

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
 
-from ..coldtier.allowlist import PersistDecision
+from ..coldtier.admission.allowlist import PersistDecision
 from ..contract.plan import OutputProtocol
 from ..families import Family
 from ..scheduler.scheduler import Scheduler

@@ -9,7 +9,7 @@ from functools import partial
 
 from ..checkpoint.digest_memory import DigestMemory
 from ..checkpoint.identity import WeightIdentity
-from ..coldtier.fingerprint import FingerprintComponents, fingerprint
+from ..coldtier.objects.fingerprint import FingerprintComponents, fingerprint
 from ..errors import CheckpointError
 from ..ids import Fingerprint
 from ..log import get_logger

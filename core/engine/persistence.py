@@ -10,21 +10,21 @@ import attrs
 
 from ..checkpoint.digest_memory import DigestMemory
 from ..checkpoint.identity import WeightIdentity
-from ..coldtier.allowlist import PersistDecision, decide
-from ..coldtier.capture import CaptureBudget
-from ..coldtier.evidence import (
+from ..coldtier.admission.allowlist import PersistDecision, decide
+from ..coldtier.admission.evidence import (
     EvidenceVerdict,
     evidence_dir,
     evidence_path,
     read_evidence,
     verify,
 )
-from ..coldtier.fingerprint import FingerprintComponents, geometry
-from ..coldtier.handle import limits_of
-from ..coldtier.object_format import KvGeometry
+from ..coldtier.inspection.handle import limits_of
+from ..coldtier.objects.fingerprint import FingerprintComponents, geometry
+from ..coldtier.objects.format import KvGeometry
 from ..coldtier.stats import Counters
-from ..coldtier.store import ColdStore, default_root
+from ..coldtier.store.store import ColdStore, default_root
 from ..coldtier.tier import ColdTier
+from ..coldtier.transfer.capture import CaptureBudget
 from ..contract.cache_spec import CacheLayout
 from ..contract.layer_spec import SlidingWindow
 from ..contract.sidecar import SidecarPolicy

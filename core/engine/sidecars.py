@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Protocol, TypeAlias
 
-from ..coldtier.capture import StateOffer
+from ..coldtier.transfer.capture import StateOffer
 from ..contract.sidecar import SidecarPolicy
 from ..kvcache.block_identity import PrefixChain
 from ..kvcache.retention import LADDER_RUNGS

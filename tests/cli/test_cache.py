@@ -15,14 +15,14 @@ import pytest
 import neve
 from neve.cli.cache import cache
 from neve.cli.cache_options import parse_size, size_text, time_text
-from neve.coldtier.directory import FORMAT
-from neve.coldtier.handle import ColdStoreHandle, cold_store
-from neve.coldtier.keys import ColdGroup, ObjectName
-from neve.coldtier.object_format import KvGeometry, encode, encode_tokens, kv_layout
-from neve.coldtier.object_header import ObjectLayout, TensorSpec
-from neve.coldtier.quota import StoreLimits
+from neve.coldtier.inspection.handle import ColdStoreHandle, cold_store
+from neve.coldtier.objects.format import KvGeometry, encode, encode_tokens, kv_layout
+from neve.coldtier.objects.header import ObjectLayout, TensorSpec
+from neve.coldtier.objects.keys import ColdGroup, ObjectName
 from neve.coldtier.stats import Counters
-from neve.coldtier.store import ColdStore
+from neve.coldtier.store.directory import FORMAT
+from neve.coldtier.store.quota import StoreLimits
+from neve.coldtier.store.store import ColdStore
 from neve.ids import ColdKey, Fingerprint
 
 ALICE, BOB = Fingerprint(b"\xa1" * 32), Fingerprint(b"\xb0" * 32)

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from neve.coldtier.keys import ColdGroup, ObjectName
+from neve.coldtier.objects.keys import ColdGroup, ObjectName
 from neve.coldtier.stats import Counters
-from neve.coldtier.store import ColdStore, StoreLimits
+from neve.coldtier.store.store import ColdStore, StoreLimits
 from neve.ids import ColdKey
 
 SECOND_NS = 10**9

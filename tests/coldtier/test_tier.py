@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterator
 import attrs
 import pytest
 
-from neve.coldtier.capture import CaptureBudget, StateOffer, StopReason
-from neve.coldtier.keys import ColdGroup, ObjectName
-from neve.coldtier.object_format import KvGeometry, kv_layout
-from neve.coldtier.reader import ReadRequest, Ticket
+from neve.coldtier.objects.format import KvGeometry, kv_layout
+from neve.coldtier.objects.keys import ColdGroup, ObjectName
 from neve.coldtier.stats import Counters
-from neve.coldtier.store import ColdStore, StoreLimits, WriteOutcome
+from neve.coldtier.store.store import ColdStore, StoreLimits, WriteOutcome
 from neve.coldtier.tier import ColdTier
-from neve.coldtier.walk import RestorePlan
+from neve.coldtier.transfer.capture import CaptureBudget, StateOffer, StopReason
+from neve.coldtier.transfer.reader import ReadRequest, Ticket
+from neve.coldtier.transfer.walk import RestorePlan
 from neve.contract.sidecar import SidecarLayout, SidecarPolicy, SidecarTensor
 from neve.ids import SHARED_DOMAIN, ColdKey, Fingerprint, SaltDomain
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neve.coldtier.keys import ColdGroup
+from neve.coldtier.objects.keys import ColdGroup
 from neve.contract.cache_spec import (
     Alias,
     FullAttention,

@@ -14,8 +14,8 @@ import pytest
 
 import neve
 from neve.checkpoint.identity import WeightIdentity
-from neve.coldtier.cost import CostModel
-from neve.coldtier.store import ColdStore
+from neve.coldtier.store.store import ColdStore
+from neve.coldtier.transfer.cost import CostModel
 from neve.telemetry.turn_log import delta_fields
 from neve.testing.parity import one_by_one, tokens
 

@@ -12,9 +12,9 @@ import attrs
 import pytest
 
 import neve
-from neve.coldtier.keys import ColdGroup, ObjectName
-from neve.coldtier.object_facts import ObjectFacts, peek
-from neve.coldtier.object_format import decode, encode
+from neve.coldtier.objects.facts import ObjectFacts, peek
+from neve.coldtier.objects.format import decode, encode
+from neve.coldtier.objects.keys import ColdGroup, ObjectName
 from neve.kvcache.retention import LADDER_RUNGS, snapshot_ladder
 from neve.testing.parity import at_once, tokens
 

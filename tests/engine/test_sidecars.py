@@ -15,10 +15,10 @@ import pytest
 from safetensors import safe_open
 
 import neve
-from neve.coldtier.cost import CostModel
-from neve.coldtier.keys import ColdGroup, ObjectName
-from neve.coldtier.object_facts import ObjectFacts, peek
-from neve.coldtier.object_format import decode, encode
+from neve.coldtier.objects.facts import ObjectFacts, peek
+from neve.coldtier.objects.format import decode, encode
+from neve.coldtier.objects.keys import ColdGroup, ObjectName
+from neve.coldtier.transfer.cost import CostModel
 from neve.testing.parity import at_once, tokens
 
 pytestmark = pytest.mark.mlx
@@ -554,7 +554,7 @@ def test_a_window_that_memory_lost_comes_from_disk(cold, stored):
 
 PROCESS = """
 import json, sys, neve
-from neve.coldtier.cost import CostModel
+from neve.coldtier.transfer.cost import CostModel
 CostModel.restore_pays = lambda *_: True  # however busy the machine is
 path, prompts, folder = json.loads(sys.argv[1])
 with neve.load(path, dtype="float32", prefill_chunk_size=64, paged_cache_memory_mb=32,

@@ -8,8 +8,7 @@ import random
 
 import attrs
 
-from neve.coldtier.keys import ColdGroup, ObjectName, object_key
-from neve.coldtier.object_format import (
+from neve.coldtier.objects.format import (
     KvGeometry,
     ObjectLayout,
     decode_block,
@@ -17,8 +16,9 @@ from neve.coldtier.object_format import (
     encode_tokens,
     kv_layout,
 )
-from neve.coldtier.reader import ReadRequest, read_object
-from neve.coldtier.store import ColdStore
+from neve.coldtier.objects.keys import ColdGroup, ObjectName, object_key
+from neve.coldtier.store.store import ColdStore
+from neve.coldtier.transfer.reader import ReadRequest, read_object
 from neve.ids import ColdKey, Fingerprint
 
 MODEL = Fingerprint(hashlib.sha256(b"a model").digest())

@@ -15,8 +15,8 @@ from pathlib import Path
 from cold_objects import LARGE
 
 from neve.coldtier.stats import Counters
-from neve.coldtier.store import ColdStore, StoreLimits
-from neve.coldtier.writer import ColdWriter, WriteJob
+from neve.coldtier.store.store import ColdStore, StoreLimits
+from neve.coldtier.transfer.writer import ColdWriter, WriteJob
 
 NUM_OBJECTS = 60
 

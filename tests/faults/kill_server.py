@@ -20,7 +20,7 @@ from typing import Any
 from cold_objects import SMALL
 
 from neve.coldtier.stats import Counters
-from neve.coldtier.store import ColdStore, StoreLimits, WriteOutcome
+from neve.coldtier.store.store import ColdStore, StoreLimits, WriteOutcome
 
 NUM_OBJECTS = 8
 QUOTA_OBJECTS = 4

@@ -10,7 +10,7 @@ import pytest
 from cold_objects import SMALL
 
 from neve.coldtier.stats import Counters
-from neve.coldtier.store import ColdStore, StoreLimits, WriteOutcome
+from neve.coldtier.store.store import ColdStore, StoreLimits, WriteOutcome
 
 FLIPS = 2000
 CUTS = 300

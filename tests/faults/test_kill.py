@@ -16,7 +16,7 @@ from cold_objects import SMALL
 from kill_server import NUM_OBJECTS, QUOTA_OBJECTS
 
 from neve.coldtier.stats import Counters
-from neve.coldtier.store import ColdStore, StoreLimits, WriteOutcome
+from neve.coldtier.store.store import ColdStore, StoreLimits, WriteOutcome
 
 KILLS = 200
 SERVER = Path(__file__).parent / "kill_server.py"

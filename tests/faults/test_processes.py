@@ -14,7 +14,7 @@ from cold_objects import LARGE
 from cold_worker import NUM_OBJECTS
 
 from neve.coldtier.stats import Counters
-from neve.coldtier.store import ColdStore, StoreLimits
+from neve.coldtier.store.store import ColdStore, StoreLimits
 
 NUM_PROCESSES = 4
 SECONDS = float(os.environ.get("NEVE_FAULT_SECONDS", "8"))

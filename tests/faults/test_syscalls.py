@@ -11,8 +11,8 @@ import pytest
 from cold_objects import SMALL
 
 from neve.coldtier.stats import Counters
-from neve.coldtier.store import ColdStore, StoreLimits
-from neve.coldtier.writer import ColdWriter, WriteJob
+from neve.coldtier.store.store import ColdStore, StoreLimits
+from neve.coldtier.transfer.writer import ColdWriter, WriteJob
 
 SECONDS = 20.0
 CALLS = [

@@ -12,7 +12,7 @@ import pytest
 
 import neve
 import neve_llama.plugin
-from neve.coldtier.allowlist import COLD_RESTORE_FAMILIES
+from neve.coldtier.admission.allowlist import COLD_RESTORE_FAMILIES
 from neve.contract.errors import UnsupportedModelError
 from neve_llama.config import parse
 

@@ -1,0 +1,195 @@
+"""The user's handle on a store, without a model."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from ...errors import StoreUnavailableError
+from ...settings import ColdSettings, Settings, resolve
+from ..objects.keys import ObjectName
+from ..stats import Counters
+from ..store.directory import MARKER
+from ..store.index import ObjectInfo
+from ..store.quota import GIB, StoreLimits
+from ..store.store import ColdStore, default_root
+from .bundle import ExportReport, ImportReport, export_objects, import_bundle
+from .explanation import Explanation, Prefix, explain, stored_prefix
+from .listing import ObjectEntry, StoreStats, entries_of, list_entries, survey
+from .verification import Verification, verify_store
+
+
+def limits_of(settings: ColdSettings) -> StoreLimits:
+    """Return what the settings allow a store."""
+    return StoreLimits(
+        quota_bytes=_gib(settings.cold_quota_gb),
+        min_free_bytes=_gib(settings.cold_min_free_gb),
+        daily_write_bytes=_gib(settings.cold_daily_write_gb),
+    )
+
+
+def _gib(gigabytes: float | None) -> int | None:
+    return None if gigabytes is None else int(gigabytes * GIB)
+
+
+def cold_store(
+    path: str | Path | None = None, *, settings: Settings | None = None, create: bool = False
+) -> ColdStoreHandle:
+    """Open the store of cold objects; engines may use it at the same time.
+
+    Args:
+        path: The folder in which it lies, as the setting `cold_cache_dir`, or the store
+            itself; None means what the settings say.
+        settings: Settings; the environment and the defaults stand behind them, as in `load`.
+        create: Make it if there is none.
+
+    Raises:
+        SettingsError: An impossible setting.
+        StoreUnavailableError: There is none, or it cannot be used.
+    """
+    given = {} if path is None else {"cold_cache_dir": str(path)}
+    cold = resolve(settings, given).settings.cold
+    root = _root(cold.cold_cache_dir)
+    if not create and _is_missing(root / MARKER):
+        raise StoreUnavailableError(f"{root} does not exist, or nothing was written there yet")
+    return ColdStoreHandle(ColdStore.open(root, limits_of(cold), Counters()))
+
+
+def _root(folder: str | None) -> Path:
+    if folder and not _is_missing(Path(folder).expanduser() / MARKER):
+        return Path(folder).expanduser()
+    return default_root(folder)
+
+
+def _is_missing(path: Path) -> bool:
+    """Return whether there is nothing; of what may not be looked at, opening says why."""
+    try:
+        os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError:
+        return False
+    return False
+
+
+class ColdStoreHandle:
+    """A store: list, verify, prune, clear, carry elsewhere. No model is needed.
+
+    Whoever removes objects that an engine uses costs it a prefill, nothing else. Use it as a
+    context manager, or call `close`. All methods that change the store may raise `OSError`.
+
+    Attributes:
+        root: The store's folder.
+        quota_bytes: What its objects may take together.
+    """
+
+    def __init__(self, store: ColdStore) -> None:
+        self.root = store.root
+        self.quota_bytes = store.quota_bytes
+        self._store = store
+
+    def objects(self, model: str | None = None) -> list[ObjectEntry]:
+        """Return the objects, the most recently used first.
+
+        Args:
+            model: How the fingerprint of the one model begins whose objects are meant, in
+                hexadecimal; None means all objects.
+
+        Raises:
+            UnknownModelError: No model's fingerprint begins so, or those of several do.
+        """
+        entries = list_entries(self._store)
+        return entries if model is None else entries_of(entries, model)
+
+    def stats(self) -> StoreStats:
+        """Return what the store adds up to."""
+        return survey(self._store)
+
+    def verify(
+        self,
+        *,
+        jobs: int | None = None,
+        prune: bool = False,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Verification:
+        """Read every object and prove that it is whole; see `verify_store`."""
+        return verify_store(self._store, jobs=jobs, prune=prune, progress=progress)
+
+    def explain(self, prefix: Prefix) -> Explanation:
+        """Return which blocks of a prompt would come back, and why not more."""
+        return explain(self._store, prefix)
+
+    def prune(self, target_bytes: int, *, dry_run: bool = False) -> list[ObjectInfo]:
+        """Remove the least recently used objects until the rest has so many bytes.
+
+        Args:
+            target_bytes: What may stay.
+            dry_run: Only say which would go.
+
+        Returns:
+            The objects that went.
+        """
+        return self._store.prune(target_bytes, dry_run=dry_run)
+
+    def clear(self, model: str | None = None) -> int:
+        """Remove all objects, or those of one model, and return how many.
+
+        Args:
+            model: As in `objects`.
+
+        Raises:
+            UnknownModelError: As `objects`.
+        """
+        if model is None:
+            return self._store.clear()
+        return self._store.remove([entry.name for entry in self.objects(model)])
+
+    def stored_prefix(self, prefix: Prefix) -> list[ObjectName]:
+        """Return the objects of a prompt, up to the first block that is not there."""
+        return stored_prefix(self._store, prefix)
+
+    def export(
+        self, file: str | Path, objects: Iterable[ObjectName | ObjectEntry]
+    ) -> ExportReport:
+        """Write objects into a new bundle, for another store to import.
+
+        A bundle holds the token ids of prompts: whoever has it can read them.
+
+        Args:
+            file: The bundle; it must not exist yet.
+            objects: What to write, as `stored_prefix` or `objects` returns it.
+        """
+        return export_objects(self._store, _names(objects), Path(file))
+
+    def import_bundle(self, file: str | Path) -> ImportReport:
+        """Take over the objects of a bundle, within the quota.
+
+        Trust its maker as that of a checkpoint: a bundle can say what a prefix means to a
+        model.
+
+        Raises:
+            BundleError: It is none, or not whole.
+        """
+        return import_bundle(self._store, Path(file))
+
+    def close(self) -> None:
+        """Let go of the store."""
+        self._store.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _names(objects: Iterable[ObjectName | ObjectEntry]) -> Sequence[ObjectName]:
+    return [item.name if isinstance(item, ObjectEntry) else item for item in objects]

@@ -1,0 +1,1 @@
+"""What a cold object is: its name, its model, its bytes."""

@@ -1,0 +1,170 @@
+"""What an object says of itself, for whoever does not know what to expect."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from ...errors import ObjectRejectedError
+from ...ids import ColdKey, Fingerprint
+from .header import (
+    ABI,
+    DIGITS,
+    IDENTITY,
+    LENGTH_BYTES,
+    MAX_HEADER_BYTES,
+    METADATA,
+    ObjectLayout,
+    TensorSpec,
+    header_template,
+)
+from .keys import KEY_BYTES, ColdGroup, ObjectName
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+PEEK_BYTES = LENGTH_BYTES + MAX_HEADER_BYTES
+"""So much of an object `peek` may need."""
+
+_ENTRY_KEYS = {"dtype", "shape", "data_offsets"}
+
+
+@attrs.frozen
+class ObjectFacts:
+    """What an object says of itself.
+
+    Attributes:
+        abi: The format and its version.
+        name: Which object it is.
+        fingerprint: Of the model that it belongs to.
+        layout: Its tensors and the rest of its metadata.
+        num_bytes: What the whole object takes.
+    """
+
+    abi: str
+    name: ObjectName
+    fingerprint: Fingerprint
+    layout: ObjectLayout
+    num_bytes: int
+
+
+def _unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    unique = dict(pairs)
+    if len(unique) != len(pairs):
+        raise ValueError("a key of its header stands twice")
+    return unique
+
+
+def _parse_json(raw: bytes) -> dict[str, Any]:
+    if not raw.startswith(b"{"):
+        raise ValueError("its header is no JSON object")
+    try:
+        return json.loads(raw, object_pairs_hook=_unique)
+    except RecursionError as error:
+        raise ValueError("its header nests too deeply") from error
+
+
+def _parse_tensor(name: str, raw: Any) -> TensorSpec:
+    if not isinstance(raw, dict) or set(raw) != _ENTRY_KEYS:
+        raise ValueError(f"tensor {name!r} must have {', '.join(sorted(_ENTRY_KEYS))}")
+    if not (isinstance(raw["dtype"], str) and isinstance(raw["shape"], list)):
+        raise ValueError(  # noqa: TRY004  a fault of the file, not of a caller
+            f"tensor {name!r} must have a string as dtype and a list as shape"
+        )
+    return TensorSpec(name, raw["dtype"], raw["shape"])
+
+
+def _check_metadata(metadata: Any) -> None:
+    if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
+        raise ValueError(f"{METADATA} must be an object of strings")
+    missing = [name for name in IDENTITY if name not in metadata]
+    if missing:
+        raise ValueError(f"{METADATA} lacks {', '.join(missing)}")
+    if metadata["abi"] != ABI:
+        raise ValueError(f"its format must be {ABI!r}, not {metadata['abi'][:40]!r}")
+
+
+def _parse_digest(metadata: Mapping[str, str], name: str) -> bytes:
+    digest = bytes.fromhex(metadata[name])
+    if len(digest) != KEY_BYTES:
+        raise ValueError(f"its {name} must have {KEY_BYTES} bytes, not {len(digest)}")
+    return digest
+
+
+def _parse_header(raw: bytes) -> ObjectFacts:
+    header = _parse_json(raw)
+    metadata: Mapping[str, str] = header.pop(METADATA, None)
+    _check_metadata(metadata)
+    group = ColdGroup(metadata["group"])
+    facts = [(name, value) for name, value in metadata.items() if name not in IDENTITY]
+    tensors = [_parse_tensor(name, entry) for name, entry in header.items()]
+    layout = ObjectLayout(group, tensors, facts)
+    return ObjectFacts(
+        abi=metadata["abi"],
+        name=ObjectName(ColdKey(_parse_digest(metadata, "key")), group),
+        fingerprint=Fingerprint(_parse_digest(metadata, "fingerprint")),
+        layout=layout,
+        num_bytes=layout.max_bytes,
+    )
+
+
+def _check_canonical(header: bytes, facts: ObjectFacts) -> None:
+    """Raise unless `header` is, but for its checksum, what the writer makes of `facts`.
+
+    That covers all that the parser forgives, offsets above all.
+    """
+    template = header_template(facts.layout)
+    before, after = template.around_checksum(facts.name, facts.fingerprint)
+    checksum = header[len(before) : len(before) + DIGITS]
+    if header != before + checksum + after:
+        raise ValueError("its header is not as neve writes it")
+
+
+def _read_header(data: memoryview) -> ObjectFacts:
+    length = int.from_bytes(data[:LENGTH_BYTES], "little")
+    if length > MAX_HEADER_BYTES:
+        raise ValueError(f"a header takes at most {MAX_HEADER_BYTES} bytes, not {length}")
+    header = bytes(data[: LENGTH_BYTES + length])
+    if len(header) < LENGTH_BYTES + length:
+        raise ValueError(f"{len(header)} bytes are too few for its header")
+    facts = _parse_header(header[LENGTH_BYTES:])
+    _check_canonical(header, facts)
+    return facts
+
+
+def peek(data: Buffer) -> ObjectFacts:
+    """Return what an object says of itself; only its header is looked at, and no checksum.
+
+    Costs at most the parsing of `MAX_HEADER_BYTES`, whatever the header claims.
+
+    Args:
+        data: The object, or its first `PEEK_BYTES` bytes.
+
+    Raises:
+        ObjectRejectedError: The header is not one that this version writes.
+    """
+    try:
+        return _read_header(memoryview(data).cast("B"))
+    except ValueError as error:
+        raise ObjectRejectedError("format", str(error)) from error
+
+
+def read_facts(path: Path) -> ObjectFacts:
+    """Return what the object in a file says of itself, and read no more than that.
+
+    Raises:
+        ObjectRejectedError: As `peek`, or it is not a regular file.
+        OSError: It cannot be opened; links are not followed.
+    """
+    # without O_NONBLOCK, opening a pipe waits for its writer
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise ObjectRejectedError("format", f"{path} must be a regular file")
+        return peek(file.read(PEEK_BYTES))

@@ -1,0 +1,148 @@
+"""What a cold object is called: a digest of all that decides its content."""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import re
+import struct
+from collections.abc import Sequence
+
+import attrs
+
+from ...ids import SHARED_DOMAIN, ColdKey, Fingerprint, SaltDomain
+
+KEY_BYTES = 32
+SUFFIX = ".safetensors"
+
+_ROOT = ColdKey(bytes(KEY_BYTES))
+_TAG = b"neve-cold-v1"
+
+
+class ColdGroup(enum.Enum):
+    """What an object holds; each group has a name space of its own."""
+
+    KV = "kv"
+    GDN_STATE = "gdn_state"
+    CONV_STATE = "conv_state"
+    SLIDING_WINDOW = "sliding_window"
+    SSM_STATE = "ssm_state"
+
+
+# label in a file's name -> group
+_GROUPS = {None if g is ColdGroup.KV else g.value: g for g in ColdGroup}
+_FILE_NAME = re.compile(
+    r"([0-9a-f]{64})(?:\.(" + "|".join(filter(None, _GROUPS)) + r"))?" + re.escape(SUFFIX)
+)
+
+
+# a name is hashed many times, and an enum's hash is a call of its own
+@attrs.frozen(cache_hash=True)
+class ObjectName:
+    """One object's name.
+
+    Attributes:
+        key: Its key.
+        group: What it holds.
+    """
+
+    key: ColdKey
+    group: ColdGroup = ColdGroup.KV
+
+    @property
+    def file_name(self) -> str:
+        """The file's name; only KV blocks go without their group's label."""
+        label = "" if self.group is ColdGroup.KV else f".{self.group.value}"
+        return f"{self.key.hex()}{label}{SUFFIX}"
+
+    @classmethod
+    def parse(cls, file_name: str) -> ObjectName | None:
+        """Return the object that a file's name stands for, None for any other file."""
+        match = _FILE_NAME.fullmatch(file_name)
+        if match is None:
+            return None
+        return cls(ColdKey(bytes.fromhex(match[1])), _GROUPS[match[2]])
+
+
+def object_key(
+    group: ColdGroup,
+    fingerprint: Fingerprint,
+    parent: ColdKey,
+    index: int,
+    tokens: Sequence[int],
+    extra_keys: Sequence[int] = (),
+    salt: SaltDomain = SHARED_DOMAIN,
+) -> ColdKey:
+    """Return the key of what `group` holds at the end of block `index`.
+
+    Lengths stand before what they count, so that no two inputs give the same bytes. The salt
+    enters block 0 only: the parent carries it on.
+
+    Args:
+        group: Name space.
+        fingerprint: Of the model.
+        parent: Key of the KV block before; 32 zero bytes for block 0.
+        index: The block's place in the chain.
+        tokens: Its token ids, 32 bits each.
+        extra_keys: What else decides its content, 64 bits each.
+        salt: Sharing domain of the chain.
+    """
+    label = group.value.encode()
+    domain = salt if index == 0 else SHARED_DOMAIN
+    layout = f"<B{len(label)}s{KEY_BYTES}s{KEY_BYTES}s4Q{len(tokens)}I{len(extra_keys)}Q"
+    counts = (index, domain, len(tokens), len(extra_keys))
+    data = struct.pack(
+        layout, len(label), label, fingerprint, parent, *counts, *tokens, *extra_keys
+    )
+    return ColdKey(hashlib.sha256(_TAG + data).digest())
+
+
+class ColdChain:
+    """Keys of a sequence's full blocks and of the state beside them, each computed once.
+
+    Attributes:
+        block_size: Tokens of a block.
+        blocks: Names of the KV blocks so far, first block first.
+    """
+
+    def __init__(
+        self,
+        fingerprint: Fingerprint,
+        block_size: int,
+        salt: SaltDomain = SHARED_DOMAIN,
+        extra_keys: Sequence[Sequence[int]] = (),
+    ) -> None:
+        self.block_size = block_size
+        self.blocks: list[ObjectName] = []
+        self._fingerprint = fingerprint
+        self._salt = salt
+        self._extra_keys = extra_keys
+
+    def extend(self, tokens: Sequence[int], num_blocks: int) -> None:
+        """Compute the names of the blocks of `tokens` up to `num_blocks`."""
+        for index in range(len(self.blocks), num_blocks):
+            self.blocks.append(self._name(ColdGroup.KV, tokens, index))
+
+    def sidecar(self, group: ColdGroup, tokens: Sequence[int], boundary: int) -> ObjectName:
+        """Return the name of a group's state after `boundary` tokens.
+
+        Args:
+            group: Any but KV.
+            tokens: The sequence's tokens.
+            boundary: A positive multiple of the block size; the chain must reach up to the
+                block before it.
+
+        Raises:
+            ValueError: It is not such a boundary.
+        """
+        if boundary < 1 or boundary % self.block_size or group is ColdGroup.KV:
+            raise ValueError(f"{boundary} is no boundary of {group.value} state")
+        return self._name(group, tokens, boundary // self.block_size - 1)
+
+    def _name(self, group: ColdGroup, tokens: Sequence[int], index: int) -> ObjectName:
+        start = index * self.block_size
+        extra_keys = self._extra_keys[index] if index < len(self._extra_keys) else ()
+        parent = self.blocks[index - 1].key if index else _ROOT
+        block = tokens[start : start + self.block_size]
+        key = object_key(group, self._fingerprint, parent, index, block, extra_keys, self._salt)
+        return ObjectName(key, group)

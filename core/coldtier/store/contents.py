@@ -1,0 +1,144 @@
+"""What lies in an open store: files, the index of them and the ledger, in agreement."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
+
+from ..objects.keys import ObjectName
+from .directory import LOCK_TIMEOUT_S, StoreDirectory
+from .files import facts_of, publish, scan, stamp_object, unlink_object
+from .index import Index, ObjectInfo
+from .quota import Ledger
+
+
+class Contents:
+    """The objects of one held folder.
+
+    No entry without a file, unless somebody else has just deleted it; no file of ours that
+    the ledger does not count. What adds, removes or scans needs `exclusive`.
+
+    Attributes:
+        directory: The folder.
+        index: What this process knows of its objects.
+        ledger: What all processes have put there.
+        clock: Nanoseconds of the time of day.
+    """
+
+    def __init__(self, directory: StoreDirectory, clock: Callable[[], int]) -> None:
+        """Scan the folder.
+
+        Raises:
+            OSError: It cannot be locked or scanned.
+        """
+        self.directory = directory
+        self.index = Index()
+        self.ledger = Ledger(directory.usage, clock)
+        self.clock = clock
+        self._changing = threading.Lock()  # the folder's lock does not part threads
+        with self.exclusive():
+            self.rescan()
+
+    @contextmanager
+    def exclusive(self, timeout_s: float = LOCK_TIMEOUT_S) -> Generator[None]:
+        """Keep other threads and processes from changing the store.
+
+        Raises:
+            OSError: Another one has held it all the time, or the store was deleted.
+        """
+        if not self._changing.acquire(timeout=timeout_s):
+            raise TimeoutError(f"{self.directory.root}: another thread changes the store")
+        try:
+            with self.directory.lock(timeout_s):
+                yield
+        finally:
+            self._changing.release()
+
+    def find(self, name: ObjectName) -> bool:
+        """Look for an object on disk, and make the index agree; needs no lock."""
+        facts = facts_of(self.directory.objects, name)
+        if facts is None:
+            self.index.forget(name)
+        elif name not in self.index:
+            self.index.add(name, facts.num_bytes, min(facts.stamp_ns, self.clock()))
+        return facts is not None
+
+    def rescan(self) -> None:
+        """Make the index and the ledger agree with the disk."""
+        found = list(scan(self.directory.objects))
+        self.index.replace(found, self.clock())
+        self.ledger.settle(sum(num_bytes for _, num_bytes, _ in found))
+
+    def add(
+        self, shard: int, temp: str, name: ObjectName, num_bytes: int, stamp_ns: int
+    ) -> None:
+        """Give a temporary file its object's name.
+
+        Raises:
+            OSError: It could not be renamed; nothing was changed.
+        """
+        self.ledger.add(num_bytes)
+        try:
+            publish(shard, temp, name)
+        except OSError:
+            self.ledger.remove(num_bytes)
+            raise
+        self.index.add(name, num_bytes, stamp_ns)
+
+    def remove(self, name: ObjectName, identity: tuple[int, int] | None = None) -> bool:
+        """Remove an object.
+
+        Args:
+            name: Its name.
+            identity: The device and inode that it must have, if not None.
+
+        Returns:
+            Whether it was there.
+
+        Raises:
+            OSError: It cannot be removed.
+        """
+        facts = facts_of(self.directory.objects, name)
+        if facts is None:
+            self.index.forget(name)
+            return False
+        if identity not in (None, facts.identity):
+            return False
+        unlink_object(self.directory.objects, name)
+        self.index.forget(name)
+        self.ledger.remove(facts.num_bytes)
+        return True
+
+    def remove_unused(self, victim: ObjectInfo) -> bool:
+        """Remove an object unless another process has used it meanwhile.
+
+        Returns:
+            Whether it was removed; if not, the index knows more than before.
+
+        Raises:
+            OSError: It cannot be removed.
+        """
+        facts = facts_of(self.directory.objects, victim.name)
+        if facts is not None and victim.used_ns < facts.stamp_ns <= self.clock():
+            self.index.raise_stamp(victim.name, facts.stamp_ns)
+            return False
+        return self.remove(victim.name)
+
+    def flush(self, *, everything: bool) -> None:
+        """Write last uses down; one that cannot be written is as good as none."""
+        for name, stamp_ns in self.index.take_stamps(everything=everything):
+            with suppress(OSError):
+                stamp_object(self.directory.objects, name, stamp_ns)
+
+    def check(self) -> None:
+        """Verify that the index is sound and the ledger counts what is on disk.
+
+        Raises:
+            AssertionError: It is not so; a fault of this module, unless somebody else
+                deleted objects or a process died while it wrote.
+        """
+        with self.exclusive():
+            self.index.check()
+            num_bytes = sum(num_bytes for _, num_bytes, _ in scan(self.directory.objects))
+            assert num_bytes == self.ledger.num_bytes, "the ledger counts what is on disk"

@@ -1,0 +1,280 @@
+"""What the store holds, in memory: sizes, last uses and the order of eviction.
+
+Chains have no links here. Whoever uses one stamps all of its objects with one time, a
+microsecond less for each block of depth, and a stamp never falls. So an object is always older
+than its ancestors, and taking the oldest first never cuts a chain in the middle (KV-4).
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import threading
+from collections.abc import Collection, Sequence
+
+import attrs
+
+from ..objects.keys import ObjectName
+
+DEPTH_NS = 1000
+"""What a stamp falls by for each object of a chain, its head first."""
+
+FLUSH_NS = 60 * 10**9
+"""How far a file's time may lag behind the last use of its object."""
+
+
+@attrs.frozen
+class ObjectInfo:
+    """One object of the store.
+
+    Attributes:
+        name: Its name.
+        num_bytes: Its size.
+        used_ns: Its last use.
+    """
+
+    name: ObjectName
+    num_bytes: int
+    used_ns: int
+
+
+@attrs.define(eq=False, weakref_slot=False)
+class _Entry:
+    """An object: its size, its last use here and on disk, and the place of its heap item."""
+
+    num_bytes: int
+    stamp_ns: int
+    disk_ns: int
+    ticket: int
+
+
+class Index:
+    """The objects by name, and a heap of stamps that is put right when it is read.
+
+    An entry has one heap item, with its ticket and a stamp that may be out of date, never too
+    new; using an object therefore costs one assignment. A removed entry's item stays until it
+    comes to the top. Every method may be called from any thread; `in` takes no lock.
+
+    Attributes:
+        num_bytes: Sizes of all objects together.
+        newest_ns: No stamp is newer.
+    """
+
+    def __init__(self) -> None:
+        self.num_bytes = 0
+        self.newest_ns = 0
+        self._entries: dict[ObjectName, _Entry] = {}
+        self._heap: list[tuple[int, int, ObjectName]] = []  # (stamp, ticket, name)
+        self._tickets = itertools.count()
+        # ticket -> name; tickets, since hashing a name is what costs most when it is used
+        self._unflushed: dict[int, ObjectName] = {}  # used since their time was written to disk
+        self._due: dict[int, ObjectName] = {}  # those of them that lag too far behind
+        self._lock = threading.Lock()
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def add(self, name: ObjectName, num_bytes: int, stamp_ns: int) -> None:
+        """Enter an object that has just been found or written; its file has that stamp."""
+        with self._lock:
+            old = self._entries.get(name)
+            if old is not None:
+                self._remove(name)
+                stamp_ns = max(stamp_ns, old.stamp_ns)
+            self._add(name, num_bytes, stamp_ns, stamp_ns)
+
+    def forget(self, name: ObjectName) -> None:
+        """Remove an object, if it is there."""
+        with self._lock:
+            if name in self._entries:
+                self._remove(name)
+
+    def raise_stamp(self, name: ObjectName, stamp_ns: int) -> None:
+        """Take over a newer stamp that another process has written to disk."""
+        with self._lock:
+            entry = self._entries.get(name)
+            if entry is not None and stamp_ns > entry.stamp_ns:
+                entry.stamp_ns = entry.disk_ns = stamp_ns
+                self.newest_ns = max(self.newest_ns, stamp_ns)
+
+    def touch(self, names: Sequence[ObjectName], stamp_ns: int) -> None:
+        """Use a chain, its head first.
+
+        Once one object lags too far behind on disk, so do its ancestors: written later than
+        their descendants, they would be evicted before them after a restart.
+        """
+        due = False
+        with self._lock:
+            for depth in reversed(range(len(names))):
+                entry = self._entries.get(names[depth])
+                if entry is None:
+                    continue
+                stamp = max(entry.stamp_ns, stamp_ns - DEPTH_NS * depth)
+                due = self._stamp(names[depth], entry, stamp) or due
+                if due:
+                    self._unflushed[entry.ticket] = names[depth]
+                    self._due[entry.ticket] = names[depth]
+
+    def take_stamps(self, *, everything: bool = False) -> list[tuple[ObjectName, int]]:
+        """Return which stamps to write to disk, and count them as written.
+
+        Args:
+            everything: Also those that lag a little.
+        """
+        with self._lock:
+            names = dict(self._unflushed if everything else self._due)
+            self._due.clear()
+            for ticket, name in names.items():
+                del self._unflushed[ticket]
+                self._entries[name].disk_ns = self._entries[name].stamp_ns
+            return [(name, self._entries[name].stamp_ns) for name in names.values()]
+
+    def oldest(
+        self, num_bytes: int, until_ns: int | None = None, skip: Collection[ObjectName] = ()
+    ) -> list[ObjectInfo]:
+        """Return the oldest objects that have so many bytes together, the oldest first.
+
+        Changes nothing that can be seen.
+
+        Args:
+            num_bytes: What they must have.
+            until_ns: Only objects that were last used by then; None for all.
+            skip: Objects to pass over.
+
+        Returns:
+            As few as it takes; nothing if all that are allowed have less.
+        """
+        passed: list[tuple[int, int, ObjectName]] = []
+        found: list[ObjectInfo] = []
+        with self._lock:
+            while num_bytes > 0 and (entry := self._settle_top()) is not None:
+                if until_ns is not None and entry.stamp_ns > until_ns:
+                    break
+                item = heapq.heappop(self._heap)
+                passed.append(item)
+                if item[2] not in skip:
+                    found.append(ObjectInfo(item[2], entry.num_bytes, entry.stamp_ns))
+                    num_bytes -= entry.num_bytes
+            for item in passed:
+                heapq.heappush(self._heap, item)
+        return found if num_bytes <= 0 else []
+
+    def objects(self) -> list[ObjectInfo]:
+        """Return all objects in the order of eviction."""
+        with self._lock:
+            infos = [ObjectInfo(n, e.num_bytes, e.stamp_ns) for n, e in self._entries.items()]
+        return sorted(infos, key=lambda info: info.used_ns)
+
+    def replace(self, found: Sequence[tuple[ObjectName, int, int]], now_ns: int) -> None:
+        """Hold exactly what was found on disk; uses that are not written there yet stay.
+
+        Stamps of a clock that was ahead are brought down to now, in their order: as they
+        are, their objects would outlive all that is used from now on.
+
+        Args:
+            found: Each object's name, size and modification time.
+            now_ns: The clock.
+        """
+        with self._lock:
+            if self._entries:
+                self._merge(found)
+            else:
+                self._load(found)
+            if self.newest_ns > now_ns:
+                self._bring_down(now_ns)
+
+    def _load(self, found: Sequence[tuple[ObjectName, int, int]]) -> None:
+        for name, num_bytes, disk_ns in found:
+            ticket = next(self._tickets)
+            self._entries[name] = _Entry(num_bytes, disk_ns, disk_ns, ticket)
+            self._heap.append((disk_ns, ticket, name))
+        heapq.heapify(self._heap)
+        self.num_bytes = sum(num_bytes for _, num_bytes, _ in found)
+        self.newest_ns = max((disk_ns for _, _, disk_ns in found), default=0)
+
+    def _merge(self, found: Sequence[tuple[ObjectName, int, int]]) -> None:
+        for name in self._entries.keys() - {name for name, _, _ in found}:
+            self._remove(name)
+        for name, num_bytes, disk_ns in found:
+            entry = self._entries.get(name)
+            if entry is None:
+                self._add(name, num_bytes, disk_ns, disk_ns)
+            else:
+                self.num_bytes += num_bytes - entry.num_bytes
+                entry.num_bytes, entry.disk_ns = num_bytes, disk_ns
+                self._stamp(name, entry, max(disk_ns, entry.stamp_ns))
+
+    def _bring_down(self, now_ns: int) -> None:
+        ahead = [(e.stamp_ns, e.ticket, n) for n, e in self._entries.items()]
+        ahead = sorted(item for item in ahead if item[0] > now_ns)
+        for rank, (_, _, name) in enumerate(ahead, start=1):
+            self._stamp(name, self._entries[name], now_ns + rank)
+        self.newest_ns = now_ns + len(ahead)
+        self._rebuild_heap()
+
+    def _stamp(self, name: ObjectName, entry: _Entry, stamp_ns: int) -> bool:
+        """Give an entry a stamp; return whether its file lags too far behind now."""
+        entry.stamp_ns = stamp_ns
+        self.newest_ns = max(self.newest_ns, stamp_ns)
+        if stamp_ns != entry.disk_ns:
+            self._unflushed[entry.ticket] = name
+        due = abs(stamp_ns - entry.disk_ns) > FLUSH_NS
+        if due:
+            self._due[entry.ticket] = name
+        return due
+
+    def _add(self, name: ObjectName, num_bytes: int, stamp_ns: int, disk_ns: int) -> None:
+        entry = _Entry(num_bytes, stamp_ns, disk_ns, next(self._tickets))
+        self._entries[name] = entry
+        heapq.heappush(self._heap, (stamp_ns, entry.ticket, name))
+        self.num_bytes += num_bytes
+        self._stamp(name, entry, stamp_ns)
+
+    def _remove(self, name: ObjectName) -> None:
+        entry = self._entries.pop(name)
+        self.num_bytes -= entry.num_bytes
+        self._unflushed.pop(entry.ticket, None)
+        self._due.pop(entry.ticket, None)
+        if len(self._heap) > 2 * len(self._entries) + 64:
+            self._rebuild_heap()
+
+    def _rebuild_heap(self) -> None:
+        self._heap = [(e.stamp_ns, e.ticket, n) for n, e in self._entries.items()]
+        heapq.heapify(self._heap)
+
+    def _settle_top(self) -> _Entry | None:
+        """Put the heap's top right and return its entry, None if there is none."""
+        while self._heap:
+            stamp_ns, ticket, name = self._heap[0]
+            entry = self._entries.get(name)
+            if entry is None or entry.ticket != ticket:
+                heapq.heappop(self._heap)
+            elif entry.stamp_ns > stamp_ns:
+                heapq.heapreplace(self._heap, (entry.stamp_ns, ticket, name))
+            else:
+                return entry
+        return None
+
+    def check(self) -> None:
+        """Verify every equation that must hold; O(objects).
+
+        Raises:
+            AssertionError: One is broken; a fault of this module.
+        """
+        with self._lock:
+            entries = self._entries
+            assert self.num_bytes == sum(e.num_bytes for e in entries.values())
+            assert all(e.stamp_ns <= self.newest_ns for e in entries.values())
+            items = {ticket: (stamp_ns, name) for stamp_ns, ticket, name in self._heap}
+            assert len(items) == len(self._heap), "no ticket is given twice"
+            for name, entry in entries.items():
+                stamp_ns, owner = items[entry.ticket]
+                assert owner == name, "an item bears the name of its entry"
+                assert stamp_ns <= entry.stamp_ns, "an item is never too new"
+            stale = {e.ticket: n for n, e in entries.items() if e.stamp_ns != e.disk_ns}
+            assert stale.items() <= self._unflushed.items(), "a use not on disk is known"
+            assert self._due.items() <= self._unflushed.items()
+            assert all(entries[n].ticket == ticket for ticket, n in self._unflushed.items())

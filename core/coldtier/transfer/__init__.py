@@ -1,0 +1,1 @@
+"""Between memory and disk: walks along a chain, reads, captures, writes."""
