@@ -15,6 +15,7 @@ import mlx.core as mx
 
 import neve
 from neve.contract.cache_spec import FullAttention, uniform_layout
+from neve.contract.prompt import text_prompt
 from neve.engine.cold import cold_stats
 from neve.engine.commands import Submit
 from neve.engine.core import Core
@@ -84,15 +85,15 @@ def _microseconds(context: int) -> float:
     params = SamplingParams(max_tokens=8 * STEPS, ignore_eos=True)
     for i in range(ROWS):
         handle = Handle(RequestId(i), lambda _: None)
-        prompt = (*prefix, i)
+        prompt = text_prompt((*prefix, i))
         loop._serve(Submit(handle, prompt, params, SHARED_DOMAIN, time.perf_counter()))
     while loop._scheduler.stats().waiting or loop._scheduler.stats().running < ROWS:
-        loop._step()
+        loop._stepper.step()
     for _ in range(20):
-        loop._step()
+        loop._stepper.step()
     start = time.perf_counter()
     for _ in range(STEPS):
-        loop._step()
+        loop._stepper.step()
     return (time.perf_counter() - start) / STEPS / ROWS * 1e6
 
 

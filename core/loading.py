@@ -29,13 +29,13 @@ from .errors import ConfigError
 from .families import discover
 from .kvcache.block_allocator import BlockAllocator
 from .kvcache.coordinator import Coordinator
+from .kvcache.flat_coordinator import FlatCoordinator
 from .kvcache.memory import MemoryCoordinator, PoolPlan, plan_pools
 from .kvcache.state_keeper import StateKeeper
 from .log import configure_if_unset, get_logger
 from .metal import device
 from .metal.layout import prefer_layout
 from .model import Model
-from .pools.flat_cache import FlatCoordinator
 from .pools.layer_pool import LayerPool
 from .scheduler.scheduler import Scheduler
 from .scheduler.telemetry import SchedulerCounters

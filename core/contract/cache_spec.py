@@ -200,13 +200,13 @@ class CacheLayout:
 
         How long a prefix is, is said by its blocks: those of a window come and go.
         """
-        kept = (i for i, spec in enumerate(self.groups) if not isinstance(spec, SlidingWindow))
+        kept = (i for i, spec in enumerate(self.groups) if spec.visible_tokens is None)
         return next(kept, 0)
 
     @property
     def windows(self) -> tuple[int, ...]:
         """Groups of layers that see a window only."""
-        return tuple(i for i, spec in enumerate(self.groups) if isinstance(spec, SlidingWindow))
+        return tuple(i for i, spec in enumerate(self.groups) if spec.visible_tokens is not None)
 
 
 LayerSpec: TypeAlias = AttentionSpec | RecurrentState | Alias | None

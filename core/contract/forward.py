@@ -15,6 +15,7 @@ import mlx.core as mx
 
 from .heads import Projected
 from .heads import RopeSpec as RopeSpec
+from .wave import Wave as Wave
 
 
 @attrs.frozen
@@ -39,8 +40,9 @@ class StepBatch:
     Attributes:
         ids: Token ids `[T]`, int32. Those of decode rows may still be unevaluated.
         positions: Absolute positions `[T]`, int32.
-        segments: The step's segments in token order, decode rows first.
-        num_decode_rows: How many of the segments are decode rows (one token each).
+        segments: The step's segments in token order: wave by wave, then prefill slices.
+        waves: Leading segments of equal length, by ascending length; decode rows have one
+            token, rows that verify k drafts have 1 + k.
         logit_rows: Indices `[R]`, int32 and strictly ascending, of the tokens whose logits are
             wanted.
     """
@@ -48,8 +50,19 @@ class StepBatch:
     ids: mx.array
     positions: mx.array
     segments: tuple[Segment, ...]
-    num_decode_rows: int
+    waves: tuple[Wave, ...]
     logit_rows: mx.array
+
+    @property
+    def num_decode_rows(self) -> int:
+        """How many of the segments are decode rows, one token each; they come first."""
+        decodes = bool(self.waves) and self.waves[0].query_len == 1
+        return self.waves[0].num_rows if decodes else 0
+
+    @property
+    def num_wave_rows(self) -> int:
+        """How many of the segments belong to a wave."""
+        return sum(wave.num_rows for wave in self.waves)
 
 
 State: TypeAlias = tuple[mx.array, ...]

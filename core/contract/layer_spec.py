@@ -37,6 +37,11 @@ class AttentionSpec:
     v_head_dim: int | None
     value_dim: int
 
+    @property
+    def visible_tokens(self) -> int | None:
+        """Positions that a token sees, its own included; None for all of them."""
+        return None
+
     def token_elements(self) -> int:
         """Elements that one token takes in one layer, keys and values together."""
         return self.kv_heads * (self.head_dim + self.value_dim)
@@ -88,6 +93,11 @@ class SlidingWindow(AttentionSpec):
     value_dim: int = attrs.field(
         init=False, repr=False, default=attrs.Factory(_value_dim, takes_self=True)
     )
+
+    @property
+    def visible_tokens(self) -> int:
+        """Positions that a token sees, its own included."""
+        return self.window
 
     def first_visible(self, position: int) -> int:
         """Return the first position that a token at `position` sees."""

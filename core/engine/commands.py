@@ -8,6 +8,7 @@ from typing import Any
 
 import attrs
 
+from ..contract.prompt import Prompt
 from ..ids import RequestId, SaltDomain
 from ..sampling.params import SamplingParams
 from .core import Core
@@ -19,7 +20,7 @@ class Submit:
     """Run a prompt."""
 
     handle: Handle
-    prompt: tuple[int, ...]
+    prompt: Prompt
     params: SamplingParams
     salt: SaltDomain
     submitted_at: float

@@ -15,7 +15,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..contract.cache_spec import CacheLayout, Recurrent, RecurrentState
-from ..contract.forward import Segment, State, StepBatch
+from ..contract.forward import Segment, State, StepBatch, Wave
 from ..families import Family
 from ..forward.kernel_attention import KernelAttention, StepRows
 from ..forward.paged_context import PagedContext
@@ -50,9 +50,9 @@ class _TracedStates:
         """Return the rows' states before the step."""
         return self.before[layer]
 
-    def write(self, layer: int, state: State) -> None:
+    def write(self, layer: int, states: Sequence[State]) -> None:
         """Keep the rows' states after the step."""
-        self.after[layer] = state
+        (self.after[layer],) = states
 
 
 class DecodeGraph:
@@ -108,7 +108,7 @@ class DecodeGraph:
         for group, (keys, values) in zip(groups, written, strict=False):
             group.keys[:], group.values[:] = keys, values
         for layer, state in zip(self._recurrent, states, strict=True):
-            step.states[0].write(layer, tuple(state))
+            step.states[0].write(layer, [tuple(state)])
         self._count((len(step.rows), rows.longest), self.num_traces > traces, counted)
         return logits, not written
 
@@ -139,7 +139,7 @@ class DecodeGraph:
         self.num_traces += 1
         n, unknown = ids.shape[0], _UnknownPosition()
         segments = tuple(Segment(i, 1, unknown) for i in range(n))  # type: ignore[arg-type]  see there
-        batch = StepBatch(ids, positions, segments, n, mx.arange(n))
+        batch = StepBatch(ids, positions, segments, (Wave(n, 1),), mx.arange(n))
         groups = [GroupPages([*keys], [*values], token) for keys, values, token in pages]
         attention = KernelAttention(
             self._layout, groups, tables, batch, StepRows(rows, longest)

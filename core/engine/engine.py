@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import mlx.core as mx
 
+from ..contract.prompt import Prompt, text_prompt
 from ..errors import EngineClosedError
 from ..ids import SHARED_DOMAIN, RequestId, SaltDomain
 from ..log import get_logger
@@ -102,7 +103,7 @@ class Engine:
 
     def submit(
         self,
-        prompt: Sequence[int],
+        prompt: Prompt | Sequence[int],
         params: SamplingParams,
         salt: SaltDomain = SHARED_DOMAIN,
         owner: str = "",
@@ -110,7 +111,7 @@ class Engine:
         """Queue a prompt.
 
         Args:
-            prompt: Token ids, at least one.
+            prompt: The prompt, or its token ids, at least one.
             params: How to sample.
             salt: Sharing domain.
             owner: The conversation that it belongs to.
@@ -119,7 +120,8 @@ class Engine:
             EngineClosedError: The engine was closed.
         """
         handle = Handle(RequestId(next(self._ids)), self._cancel)
-        self._put(Submit(handle, tuple(prompt), params, salt, time.perf_counter(), owner))
+        prompt = prompt if isinstance(prompt, Prompt) else text_prompt(prompt)
+        self._put(Submit(handle, prompt, params, salt, time.perf_counter(), owner))
         return handle
 
     def _cancel(self, request_id: RequestId) -> None:

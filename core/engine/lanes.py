@@ -12,13 +12,15 @@ from ..contract.cache_spec import CacheLayout, Recurrent
 from ..contract.forward import ForwardContext, StepBatch
 from ..forward.flat_context import FlatContext
 from ..forward.paged_step import PagedStep
+from ..ids import SequenceId
 from ..kvcache.coordinator import Coordinator
+from ..kvcache.flat_coordinator import FlatCoordinator
 from ..kvcache.state_keeper import KeptState, StateKeeper
 from ..kvcache.stats import CacheStats
 from ..pools.device_tables import DeviceTables
-from ..pools.flat_cache import FlatCache, FlatCoordinator
+from ..pools.flat_cache import FlatCache
 from ..pools.layer_pool import LayerPool
-from ..pools.state_store import StateRows, StateStack, StateStore, state_of_bytes
+from ..pools.state_store import StateStack, StateStore, state_of_bytes
 from ..scheduler.plan import PlannedRow, StepPlan
 
 
@@ -27,14 +29,12 @@ class RowSnapshot:
     """The state at a boundary that a row of a step reaches.
 
     Attributes:
-        row: The row.
+        row: The row, whose `snapshot` says for whom the state is kept.
         state: The state, computed with the step.
-        rung: Its prefill was cut for it.
     """
 
     row: PlannedRow
     state: KeptState
-    rung: bool
 
 
 class LaneStep(Protocol):
@@ -53,12 +53,12 @@ class Lane(Protocol):
         """The bookkeeping, a `scheduler.cache_port.CachePort`."""
         ...
 
-    def prepare(self, batch: StepBatch, sequences: Sequence[Any]) -> LaneStep:
+    def prepare(self, batch: StepBatch, rows: Sequence[PlannedRow]) -> LaneStep:
         """Begin a step.
 
         Args:
             batch: The step's tokens.
-            sequences: The sequence of each segment.
+            rows: The planned row of each segment.
         """
         ...
 
@@ -66,8 +66,8 @@ class Lane(Protocol):
         """Return the states at boundaries that the step that was built last will reach."""
         ...
 
-    def arrays(self, sequences: Sequence[Any]) -> list[mx.array]:
-        """Return the arrays that a step over `sequences` updates."""
+    def arrays(self, rows: Sequence[PlannedRow]) -> list[mx.array]:
+        """Return the arrays that a step of `rows` updates."""
         ...
 
     @property
@@ -110,6 +110,7 @@ class PagedLane:
         self.keeper = keeper
         self.pools = pools
         self.states = StateStore()
+        cache.bind_states(self.states)
         self.layout = layout
         self._block_size = block_size
         width = -(-max_context // block_size)
@@ -117,60 +118,49 @@ class PagedLane:
         num_rows = 2 * max_num_seqs
         self._tables = [DeviceTables(num_rows, width) for _ in pools]
         self._free_rows = list(range(num_rows))
-        self._rows: dict[Any, int] = {}
+        self._rows: dict[SequenceId, int] = {}
 
-    def _row(self, sequence: Any) -> int:
-        row = self._rows.get(sequence.id)
+    def _row(self, sequence: SequenceId) -> int:
+        row = self._rows.get(sequence)
         if row is None:
-            row = self._rows[sequence.id] = self._free_rows.pop()
+            row = self._rows[sequence] = self._free_rows.pop()
         return row
 
-    def _reclaim_rows(self, sequences: Sequence[Any]) -> None:
+    def _reclaim_rows(self, sequences: Sequence[SequenceId]) -> None:
         """Free the rows of sequences that are gone, when a step could run out of rows."""
         if len(self._free_rows) >= len(sequences):
             return
-        running = {sequence.id for sequence in sequences}
-        for sequence_id in [
+        running = set(sequences)
+        for sequence in [
             i for i in self._rows if i not in running and not self.cache.is_live(i)
         ]:
-            self._free_rows.append(self._rows.pop(sequence_id))
+            self._free_rows.append(self._rows.pop(sequence))
 
-    def prepare(self, batch: StepBatch, sequences: Sequence[Any]) -> PagedStep:
+    def prepare(self, batch: StepBatch, rows: Sequence[PlannedRow]) -> PagedStep:
         """Bring tables up to date, and say where the step's rows and states are.
 
         From now on the sequences' states are those that the step will compute.
         """
+        sequences = [row.sequence for row in rows]
         self._reclaim_rows(sequences)
-        rows = [self._row(sequence) for sequence in sequences]
+        places = [self._row(sequence) for sequence in sequences]
         for group, table in enumerate(self._tables):
             table.update(
-                (row, index, block_id)
-                for row, sequence in zip(rows, sequences, strict=True)
-                for index, block_id in sequence.tables[group].take_unsynced()
+                (place, *change)
+                for place, row in zip(places, rows, strict=True)
+                for change in row.blocks[group]
             )
-        states = self._begin_states(batch, sequences) if self.layout.states else []
-        return PagedStep(self.layout, self.pools, self._tables, self._block_size, rows, states)
-
-    def _begin_states(self, batch: StepBatch, sequences: Sequence[Any]) -> list[StateRows]:
-        for segment, sequence in zip(batch.segments, sequences, strict=True):
-            if sequence.state is not None:
-                self.states.install(sequence, segment.position, sequence.state)
-                sequence.state = None  # the store has it; a second name would keep it alive
-        return self.states.begin(batch, sequences)
+        states = self.states.begin(batch, sequences) if self.layout.states else []
+        return PagedStep(
+            self.layout, self.pools, self._tables, self._block_size, places, states
+        )
 
     def snapshots(self, plan: StepPlan) -> list[RowSnapshot]:
         """Return the states at boundaries that the step that was built last will reach."""
-        if not self.layout.states:
-            return []
-        ends = [(row, row.position + row.length) for row in plan.rows]
         return [
-            RowSnapshot(
-                row,
-                KeptState(end, self.states.snapshot(row.sequence)),
-                end in row.request.rungs,
-            )
-            for row, end in ends
-            if end in row.request.rungs or (row.samples and end % self._block_size == 0)
+            RowSnapshot(row, KeptState(row.end, self.states.snapshot(row.sequence)))
+            for row in plan.rows
+            if row.snapshot != "none"
         ]
 
     def state_of_bytes(self, pieces: Sequence[memoryview]) -> StateStack:
@@ -179,7 +169,7 @@ class PagedLane:
         (spec,) = self.layout.states
         return state_of_bytes(pieces, layers, spec, self.pools[0].dtype)
 
-    def arrays(self, sequences: Sequence[Any]) -> list[mx.array]:
+    def arrays(self, rows: Sequence[PlannedRow]) -> list[mx.array]:
         """Return the arrays of pools and states."""
         pools = [array for pool in self.pools for array in pool.arrays()]
         return pools + self.states.arrays()
@@ -219,23 +209,38 @@ class FlatStep:
 
 
 class FlatLane:
-    """Every request has contiguous arrays of its own.
+    """Every request has contiguous arrays of its own; `kvcache.flat_coordinator.FlatArrays`.
 
     Attributes:
         cache: The bookkeeping.
+        layout: The model's cache layout.
     """
 
     def __init__(self, layout: CacheLayout, cache: FlatCoordinator) -> None:
         self.cache = cache
         self.layout = layout
+        self._caches: dict[SequenceId, FlatCache] = {}
+        cache.live = self
 
-    def prepare(self, batch: StepBatch, sequences: Sequence[Any]) -> FlatStep:
+    def prepare(self, batch: StepBatch, rows: Sequence[PlannedRow]) -> FlatStep:
         """Return the sequences' arrays."""
-        return FlatStep(self.layout, [s.arrays for s in sequences])
+        return FlatStep(self.layout, [self._cache_of(row) for row in rows])
 
-    def arrays(self, sequences: Sequence[Any]) -> list[mx.array]:
+    def _cache_of(self, row: PlannedRow) -> FlatCache:
+        return self._caches.setdefault(row.sequence, FlatCache())
+
+    def rewind(self, sequence: SequenceId, position: int) -> None:
+        """Take a sequence's arrays back to an earlier position of its last step."""
+        if sequence in self._caches:
+            self._caches[sequence].rewind(position)
+
+    def release(self, sequence: SequenceId) -> None:
+        """Forget a sequence's arrays."""
+        self._caches.pop(sequence, None)
+
+    def arrays(self, rows: Sequence[PlannedRow]) -> list[mx.array]:
         """Return the sequences' arrays."""
-        return [array for sequence in sequences for array in sequence.arrays.arrays()]
+        return [array for row in rows for array in self._cache_of(row).arrays()]
 
     @property
     def tokens(self) -> list[mx.array]:

@@ -26,7 +26,6 @@ from ..coldtier.store.store import ColdStore, default_root
 from ..coldtier.tier import ColdTier
 from ..coldtier.transfer.capture import CaptureBudget
 from ..contract.cache_spec import CacheLayout
-from ..contract.layer_spec import SlidingWindow
 from ..contract.sidecar import SidecarPolicy
 from ..errors import EvidenceError, StoreUnavailableError
 from ..families import Family
@@ -126,8 +125,7 @@ def _unwritable(subject: Subject) -> str | None:
         return "a sidecar holds windows of one kind, and the layers have several"
     if subject.policy is None or (layout.windows and layout.states):
         return "the family keeps state that no sidecar holds"
-    windows = (spec.window for spec in layout.groups if isinstance(spec, SlidingWindow))
-    if any(window % subject.block_size for window in windows):
+    if any((spec.visible_tokens or 0) % subject.block_size for spec in layout.groups):
         return "the window is no multiple of the block size"
     return None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -12,14 +12,16 @@ import mlx.nn as nn
 
 from ..contract.cache_spec import CacheLayout
 from ..contract.forward import StepBatch
+from ..contract.wave import Wave
 from ..families import Family
 from ..forward.flat_context import FlatContext
 from ..forward.paged_context import PagedContext
 from ..forward.paged_step import PagedStep
 from ..forward.step_batch import RowInput, build_step_batch
+from ..ids import RequestId
 from ..metal import launch
 from ..pools.flat_cache import FlatCache
-from ..sampling.sampler import RowState, SampledRows, sample
+from ..sampling.sampler import Draw, RowState, SampledRows, draw
 from ..scheduler.plan import PlannedRow, StepPlan
 from .completion import TokenLogprob
 from .decode_graph import DecodeGraph
@@ -33,7 +35,7 @@ class Step:
     Attributes:
         plan: What it computes.
         sampled: Device arrays of the rows that sample, in plan order; None if none does.
-        sources: Request id -> index among the sampled rows.
+        sources: Request -> index of its first draw.
         updated: Cache arrays that must be evaluated with it.
         snapshots: States at boundaries that it reaches.
         tokens: What its last writes to pages returned, group by group: there when it is
@@ -45,7 +47,7 @@ class Step:
 
     plan: StepPlan
     sampled: SampledRows | None
-    sources: dict[int, int]
+    sources: dict[RequestId, int]
     updated: list[mx.array]
     snapshots: list[RowSnapshot]
     tokens: list[mx.array]
@@ -54,8 +56,8 @@ class Step:
 
     @property
     def decodes(self) -> bool:
-        """Whether all of its rows decode."""
-        return self.plan.num_tokens == self.plan.num_decode_rows
+        """Whether all of its rows decode or verify."""
+        return not self.plan.has_slices
 
     def start(self) -> None:
         """Hand the graph to the device."""
@@ -125,25 +127,29 @@ class Runner:
         self._row_exact = row_exact
         self._graph = DecodeGraph(family, model, layout)
 
-    def build(self, plan: StepPlan, previous: Step | None, states: Sequence[RowState]) -> Step:
+    def build(
+        self, plan: StepPlan, previous: Step | None, states: Mapping[RequestId, RowState]
+    ) -> Step:
         """Build a step's graph; nothing is computed, but for the forwards of row-exact rows.
+
+        The sampling states of rows without drafts move on by their token, which may still be
+        on the device. Those of rows that verify drafts stay until the step is read.
 
         Args:
             plan: The step's rows.
             previous: The step whose sampled tokens the rows on the device refer to.
-            states: Sampling state of each row that samples, in plan order.
+            states: Sampling state of each request that samples.
         """
         inputs = [_row_input(row, previous) for row in plan.rows]
         sampled = previous.sampled.tokens if previous and previous.sampled else None
         logits, in_place = self._logits(plan, inputs, sampled)
-        sampling = [row for row in plan.rows if row.samples]
         snapshots = self.lane.snapshots(plan)
         kept = [array for s in snapshots for array in s.state.handle.arrays()]
         return Step(
             plan,
-            sample(logits, states) if logits is not None else None,
-            {row.request.id: i for i, row in enumerate(sampling)},
-            self.lane.arrays([row.sequence for row in plan.rows]) + kept,
+            None if logits is None else _draw(logits, plan, states),
+            _sources(plan),
+            self.lane.arrays(plan.rows) + kept,
             snapshots,
             self.lane.tokens,
             in_place,
@@ -154,20 +160,21 @@ class Runner:
     ) -> tuple[mx.array | None, bool]:
         """Return logits `[R, V]`, None if no row samples, and whether writes are in place."""
         if not self._row_exact:
-            return self._forward(build_step_batch(inputs, sampled), plan.rows)
+            return self._forward(build_step_batch(inputs, sampled, plan.waves), plan.rows)
         # one graph of several rows would read a pool and then write to it: a copy of the pool
         mx.synchronize()
         parts: list[mx.array] = []
         for one, row in zip(inputs, plan.rows, strict=True):
-            logits, _ = self._forward(build_step_batch([one], sampled), [row])
-            mx.eval(logits, *self.lane.arrays([row.sequence]))
+            waves = (Wave(1, row.length),) if row.in_wave else ()
+            logits, _ = self._forward(build_step_batch([one], sampled, waves), [row])
+            mx.eval(logits, *self.lane.arrays([row]))
             parts += [] if logits is None else [logits]
         return mx.concatenate(parts) if parts else None, False
 
     def _forward(
         self, batch: StepBatch, rows: Sequence[PlannedRow]
     ) -> tuple[mx.array | None, bool]:
-        step = self.lane.prepare(batch, [row.sequence for row in rows])
+        step = self.lane.prepare(batch, rows)
         replayed = self._replayed(batch, step)
         if replayed is not None:
             return replayed
@@ -187,7 +194,7 @@ class Runner:
     def evaluate(self, ids: Sequence[int]) -> mx.array:
         """Return the logits `[T, V]`, float32 and evaluated, of one sequence on its own."""
         batch = attrs.evolve(
-            build_step_batch([RowInput(0, ids)], None), logit_rows=mx.arange(len(ids))
+            build_step_batch([RowInput(0, ids)], None, ()), logit_rows=mx.arange(len(ids))
         )
         context = FlatContext(self._layout, [FlatCache()], batch)
         logits = self._family.forward(self._model, batch, context).astype(mx.float32)
@@ -195,9 +202,36 @@ class Runner:
         return logits
 
 
+def _draw(
+    logits: mx.array, plan: StepPlan, states: Mapping[RequestId, RowState]
+) -> SampledRows:
+    """Draw the tokens of a step and accept those that are certain to count."""
+    rows = [row for row in plan.rows if row.samples]
+    draws = [
+        Draw(states[row.request], row.drafts[:k]) for row in rows for k in range(row.num_logits)
+    ]
+    sampled, index = draw(logits, draws), 0
+    for row in rows:
+        if not row.drafts:
+            states[row.request].accept(sampled.tokens[index : index + 1])
+        index += row.num_logits
+    return sampled
+
+
+def _sources(plan: StepPlan) -> dict[RequestId, int]:
+    """Return the index of each request's first draw among those of the step."""
+    sources: dict[RequestId, int] = {}
+    index = 0
+    for row in plan.rows:
+        if row.samples:
+            sources[row.request] = index
+            index += row.num_logits
+    return sources
+
+
 def _row_input(row: PlannedRow, previous: Step | None) -> RowInput:
+    source = None
     if row.on_device:
         assert previous is not None
-        return RowInput(row.position, None, previous.sources[row.request.id])
-    tokens = row.request.tokens[row.position : row.position + row.length]
-    return RowInput(row.position, tokens, wants_logits=row.samples)
+        source = previous.sources[row.request]
+    return RowInput(row.position, (*row.tokens, *row.drafts), source, row.num_logits)

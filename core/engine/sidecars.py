@@ -76,8 +76,9 @@ class RecurrentSidecars:
     def install(self, sequence: Any, boundary: int, pieces: Sequence[memoryview]) -> KeptState:
         """Let the sequence's next step go on from the state."""
         state = self._lane.state_of_bytes(pieces)
-        self._lane.cache.confirm_state(sequence, state)
-        return KeptState(boundary, state)
+        kept = KeptState(boundary, state)
+        self._lane.cache.snapshots.confirm(sequence, kept)
+        return kept
 
 
 class WindowSidecars:
@@ -91,7 +92,7 @@ class WindowSidecars:
             group: The only group with a window.
             policy: The family's.
         """
-        windows = lane.cache.windows
+        windows = lane.cache.kinds.windows
         assert windows is not None
         self._windows = windows
         self._block_size = lane.cache.block_size
@@ -99,7 +100,7 @@ class WindowSidecars:
         self._group = group
         self._policy = policy
         self._kv_heads = policy.layout.tensors[0].dims[1]
-        self._windows.want_anchors(policy.anchors)
+        self._windows.pins.want_anchors(policy.anchors)
 
     def offers(self, prefix: PrefixChain, reach: int, is_stored: IsStored) -> list[Offer]:
         """Return the deepest window in reach, and each anchor below it that the disk lacks.
@@ -113,7 +114,7 @@ class WindowSidecars:
         return [partial(self._offer, prefix, num_blocks) for num_blocks in boundaries]
 
     def _offer(self, prefix: PrefixChain, num_blocks: int) -> StateOffer | None:
-        found = self._windows.find(prefix, num_blocks)
+        found = self._windows.blocks_at(prefix, num_blocks)
         if found is None:
             return None
         layout = self._policy.expected_at(num_blocks * self._block_size)

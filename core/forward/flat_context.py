@@ -14,6 +14,7 @@ from ..layers.heads import prepare
 from ..layers.rope import Rotation
 from ..metal.attention import decode_attention, prefill_attention
 from ..pools.flat_cache import FlatCache
+from ..pools.scan_calls import ScanCall
 from .route import storage_of
 from .scan import scan_rows
 
@@ -99,11 +100,15 @@ class FlatContext:
         """Run a recurrence; see `ForwardContext.scan`."""
         spec, compute_dtype = self._layout.state(layer), inputs[0].dtype
         parts: list[mx.array] = []
-        for segment, cache in zip(self._batch.segments, self._caches, strict=True):
+        verifying = self._batch.num_wave_rows
+        for i, (segment, cache) in enumerate(
+            zip(self._batch.segments, self._caches, strict=True)
+        ):
             before = cache.read_state(layer, spec, segment.position, compute_dtype)
-            shape = (1, segment.length)
-            out, after = scan_rows(layer, inputs, segment.start, shape, before, step)
-            cache.write_state(layer, after, segment.position + segment.length)
+            each = segment.length > 1 and i < verifying
+            call = ScanCall(slice(i, i + 1), segment.start, 1, segment.length, each=each)
+            out, states = scan_rows(layer, inputs, call, before, step)
+            cache.write_states(layer, states, segment.position + segment.length)
             parts.append(out)
         return parts[0] if len(parts) == 1 else mx.concatenate(parts)
 

@@ -11,6 +11,7 @@ from ..contract.cache_spec import CacheLayout, Owned, RecurrentState
 from ..contract.forward import RopeSpec, ScanStep, State, StepBatch
 from ..contract.heads import Projected
 from ..layers.rope import Rotation
+from ..pools.scan_calls import scan_calls
 from .route import storage_of
 from .scan import scan_rows
 
@@ -54,8 +55,8 @@ class ScanRows(Protocol):
         """Return the rows' states `[N, *shape]` before the step."""
         ...
 
-    def write(self, layer: int, state: State) -> None:
-        """Keep the rows' states after the step."""
+    def write(self, layer: int, states: Sequence[State]) -> None:
+        """Keep the rows' states after each token, or after the last one alone."""
         ...
 
 
@@ -75,8 +76,8 @@ class PagedContext:
             layout: The model's cache layout.
             batch: The step's tokens.
             attention: Over the step's pages.
-            states: The rows of a step's scans, the decode rows as one, then each slice; none
-                if no layer keeps a state.
+            states: The rows of a step's scans, one call a wave, then one a slice; none if no
+                layer keeps a state.
         """
         self._layout = layout
         self._batch = batch
@@ -124,15 +125,9 @@ class PagedContext:
         """Run a recurrence; see `ForwardContext.scan`."""
         spec, compute_dtype = self._layout.state(layer), inputs[0].dtype
         parts: list[mx.array] = []
-        for (start, *shape), rows in zip(self._scan_calls(), self._states, strict=True):
+        for call, rows in zip(scan_calls(self._batch), self._states, strict=True):
             before = rows.read(layer, spec, compute_dtype)
-            out, after = scan_rows(layer, inputs, start, (shape[0], shape[1]), before, step)
-            rows.write(layer, after)
+            out, states = scan_rows(layer, inputs, call, before, step)
+            rows.write(layer, states)
             parts.append(out)
         return parts[0] if len(parts) == 1 else mx.concatenate(parts)
-
-    def _scan_calls(self) -> list[tuple[int, int, int]]:
-        """Return first token, rows and tokens a row: the decode rows as one, then slices."""
-        n = self._batch.num_decode_rows
-        prefill = [(s.start, 1, s.length) for s in self._batch.segments[n:]]
-        return [(0, n, 1), *prefill] if n else prefill

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import attrs
 import mlx.core as mx
 
-from ..contract.forward import Segment, StepBatch
+from ..contract.forward import Segment, StepBatch, Wave
 
 
 @attrs.frozen
@@ -16,20 +16,21 @@ class RowInput:
 
     Attributes:
         position: Absolute position of its first token.
-        ids: Its token ids, or None for a decode row whose token is still on the device.
-        source: Index of that token among the previous step's sampled tokens.
-        wants_logits: Whether the logits of its last token are wanted.
+        ids: Its token ids, but for a first one that is still on the device.
+        source: Index of that token among the previous step's sampled tokens; None if `ids`
+            has all tokens.
+        num_logits: How many of its last tokens want logits.
     """
 
     position: int
-    ids: Sequence[int] | None
-    source: int = -1
-    wants_logits: bool = True
+    ids: Sequence[int]
+    source: int | None = None
+    num_logits: int = 1
 
     @property
     def length(self) -> int:
         """Tokens."""
-        return 1 if self.ids is None else len(self.ids)
+        return len(self.ids) + (self.source is not None)
 
 
 def _segments(rows: Sequence[RowInput]) -> tuple[Segment, ...]:
@@ -43,8 +44,8 @@ def _segments(rows: Sequence[RowInput]) -> tuple[Segment, ...]:
 
 def _ids(rows: Sequence[RowInput], sampled: mx.array | None) -> mx.array:
     """Return ids `[T]`; rows whose token is on the device come first."""
-    sources = [row.source for row in rows if row.ids is None]
-    known = [token for row in rows if row.ids is not None for token in row.ids]
+    sources = [row.source for row in rows if row.source is not None]
+    known = [token for row in rows for token in row.ids]
     parts: list[mx.array] = []
     if sources:
         assert sampled is not None
@@ -66,25 +67,42 @@ def _positions(segments: Sequence[Segment], num_decode_rows: int) -> mx.array:
     return parts[0] if len(parts) == 1 else mx.concatenate(parts)
 
 
-def build_step_batch(rows: Sequence[RowInput], sampled: mx.array | None) -> StepBatch:
+def _logit_rows(rows: Sequence[RowInput], segments: Sequence[Segment]) -> mx.array:
+    wanted = [
+        index
+        for segment, row in zip(segments, rows, strict=True)
+        for index in range(
+            segment.start + segment.length - row.num_logits, segment.start + segment.length
+        )
+    ]
+    return mx.array(wanted, mx.int32) if wanted else mx.zeros((0,), mx.int32)
+
+
+def build_step_batch(
+    rows: Sequence[RowInput],
+    sampled: mx.array | None,
+    waves: tuple[Wave, ...] | None = None,
+) -> StepBatch:
     """Return the batch of a step.
 
     Args:
-        rows: Decode rows first, those with a token on the device before the others; then
-            prefill slices.
+        rows: The rows wave by wave, those with a token on the device first; then slices.
         sampled: The previous step's sampled tokens `[R]`, evaluated or not.
+        waves: The waves, which cover the leading rows; None makes one of the leading rows
+            with one token.
     """
+    waves = _decode_wave(rows) if waves is None else waves
     segments = _segments(rows)
-    num_decode_rows = next((i for i, row in enumerate(rows) if row.length > 1), len(rows))
-    last = [
-        s.start + s.length - 1
-        for s, row in zip(segments, rows, strict=True)
-        if row.wants_logits
-    ]
+    decodes = bool(waves) and waves[0].query_len == 1
     return StepBatch(
         ids=_ids(rows, sampled),
-        positions=_positions(segments, num_decode_rows),
+        positions=_positions(segments, waves[0].num_rows if decodes else 0),
         segments=segments,
-        num_decode_rows=num_decode_rows,
-        logit_rows=mx.array(last, mx.int32) if last else mx.zeros((0,), mx.int32),
+        waves=waves,
+        logit_rows=_logit_rows(rows, segments),
     )
+
+
+def _decode_wave(rows: Sequence[RowInput]) -> tuple[Wave, ...]:
+    n = next((i for i, row in enumerate(rows) if row.length > 1), len(rows))
+    return (Wave(n, 1),) if n else ()

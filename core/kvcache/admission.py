@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from . import sequence as cache_sequence
-from .group_manager import GroupManager
+from .block_group import BlockGroup
 from .prefix import PrefixHit
 
 
 def num_lacking(
-    group: GroupManager, wanted: Iterable[tuple[cache_sequence.Sequence, int]]
+    group: BlockGroup, wanted: Iterable[tuple[cache_sequence.Sequence, int]]
 ) -> int:
     """Return the blocks of a group that sequences lack for so many tokens each."""
     return sum(
@@ -20,7 +20,7 @@ def num_lacking(
 
 
 def admits(
-    groups: Sequence[GroupManager],
+    groups: Sequence[BlockGroup],
     hit: PrefixHit,
     num_tokens: int,
     wanted: Sequence[tuple[cache_sequence.Sequence, int]],

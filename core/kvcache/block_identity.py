@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Sequence
-from typing import TypeAlias
 
 import attrs
 
+from ..contract.prompt import ExtraKeys
 from ..errors import SaltTooLongError
 from ..ids import SHARED_DOMAIN, BlockHash, SaltDomain
 
@@ -17,9 +17,6 @@ HASH_BYTES = 16
 
 ROOT_HASH = BlockHash(bytes(HASH_BYTES))
 """The parent of every block 0."""
-
-ExtraKeys: TypeAlias = tuple[int, ...]
-"""What else decides a block's keys and values, such as an image: 64-bit words, in order."""
 
 
 def salt_domain(salt: str | None) -> SaltDomain:

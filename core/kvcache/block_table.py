@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeAlias
 
 from ..ids import BlockId
 from .block import Block
+
+TableChanges: TypeAlias = tuple[tuple[int, BlockId], ...]
+"""`(index, block id)` of table entries that changed."""
 
 
 def blocks_for(num_tokens: int, block_size: int) -> int:
@@ -79,11 +83,13 @@ class BlockTable:
         self.num_expired = end
         return expired
 
-    def take_unsynced(self) -> list[tuple[int, BlockId]]:
+    def take_changes(self) -> TableChanges:
         """Return `(index, id)` of the entries that the device's mirror lacks; now it has."""
-        renamed, self._renamed = self._renamed, []
-        start, self.num_synced = self.num_synced, len(self.blocks)
-        return renamed + [(start + i, b.id) for i, b in enumerate(self.blocks[start:])]
+        start, end = self.num_synced, len(self.blocks)
+        if start == end and not self._renamed:
+            return ()
+        renamed, self._renamed, self.num_synced = self._renamed, [], end
+        return (*renamed, *((start + i, b.id) for i, b in enumerate(self.blocks[start:])))
 
     def take_all(self) -> list[Block]:
         """Empty the table and return its blocks, with their references."""

@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Sequence
 
 from . import sequence as cache_sequence
-from .group_manager import GroupManager
+from .block_group import BlockGroup
 
 
 def check_blocks(
-    groups: Sequence[GroupManager], sequences: Sequence[cache_sequence.Sequence]
+    groups: Sequence[BlockGroup], sequences: Sequence[cache_sequence.Sequence]
 ) -> None:
     """Verify every equation that must hold; O(blocks).
 
@@ -20,7 +20,7 @@ def check_blocks(
     for group in groups:
         group.allocator.check()
         tables = [sequence.tables[group.index] for sequence in sequences]
-        spare = [sequence.spare[group.index] for sequence in sequences if sequence.spare]
+        spare = [sequence.spare.get(group.index, []) for sequence in sequences]
         held = [*(group.real_blocks(table.blocks) for table in tables), *spare]
         named = Counter(block for blocks in held for block in blocks)
         assert all(block.ref_count == count for block, count in named.items())
@@ -32,7 +32,7 @@ def check_blocks(
         assert sequence.num_published <= sequence.frontier // sequence.chain.block_size
 
 
-def _check_table(group: GroupManager, sequence: cache_sequence.Sequence) -> None:
+def _check_table(group: BlockGroup, sequence: cache_sequence.Sequence) -> None:
     table = sequence.tables[group.index]
     committed = sequence.frontier // group.allocator.block_size
     if not sequence.spare:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import attrs
 
 from ..contract.cache_spec import CacheLayout
-from ..contract.layer_spec import AttentionSpec, SlidingWindow
+from ..contract.layer_spec import AttentionSpec
 from ..errors import CacheMisuseError, MemoryBudgetError
 from .block_table import blocks_for
 
@@ -133,10 +133,10 @@ class Resident:
             block_size: Tokens of a block.
             max_slice: Tokens of one sequence that a step computes, at most.
         """
-        if not isinstance(spec, SlidingWindow):
+        if spec is None or spec.visible_tokens is None:
             return None
         most, least = (
-            blocks_for(spec.window - 1 + tokens, block_size) + 1
+            blocks_for(spec.visible_tokens - 1 + tokens, block_size) + 1
             for tokens in (2 * max_slice, max_slice)
         )
         return cls(most, least)
@@ -144,10 +144,10 @@ class Resident:
 
 def _largest_slice(spec: AttentionSpec, num_blocks: int, block_size: int) -> int | None:
     """Return the tokens that a step may compute of a sequence alone in its pool, or None."""
-    if not isinstance(spec, SlidingWindow):
+    if spec.visible_tokens is None:
         return None
     usable = num_blocks - 1  # and one that is not used in full, as neither end is aligned
-    tokens = (usable - 1) * block_size - (spec.window - 1)
+    tokens = (usable - 1) * block_size - (spec.visible_tokens - 1)
     return max(block_size, tokens // block_size * block_size)
 
 
@@ -231,12 +231,12 @@ class _Demand:
         """Return the demand of a group."""
         resident = Resident.of(spec, block_size, max_slice)
         everything = 1 + max_num_seqs * context_blocks
-        if not isinstance(spec, SlidingWindow) or resident is None:
+        if spec.visible_tokens is None or resident is None:
             minimum = context_blocks + max_num_seqs
             return cls(block_bytes, MIN_BLOCKS, minimum, everything, None)
         one = min(resident.most, context_blocks)
-        least = min(blocks_for(spec.window - 1, block_size) + 2, context_blocks)
-        kept = KEPT_WINDOWS * blocks_for(spec.window, block_size)
+        least = min(blocks_for(spec.visible_tokens - 1, block_size) + 2, context_blocks)
+        kept = KEPT_WINDOWS * blocks_for(spec.visible_tokens, block_size)
         useful = min(everything, 1 + max_num_seqs * (one + kept))
         return cls(block_bytes, 1 + least, one + max_num_seqs, useful, resident)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ..ids import BlockHash, SequenceId
+from .block_identity import PrefixChain
 
 
 class PendingBlocks:
@@ -35,3 +36,15 @@ class PendingBlocks:
         for block_hash in claimed:
             del self._owners[block_hash]
         return bool(claimed)
+
+    def awaited(self, chain: PrefixChain, held: int, limit: int) -> int:
+        """Return how many of a chain's first `limit` blocks will be held soon.
+
+        Args:
+            chain: A prompt's full blocks, hashed.
+            held: Blocks that are held already.
+            limit: At most this many.
+        """
+        while held < limit and chain.hashes[held] in self:
+            held += 1
+        return held

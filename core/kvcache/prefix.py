@@ -1,24 +1,19 @@
-"""The search for the longest prefix that all groups share."""
+"""A prefix that a new sequence can begin with."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Sequence
 
 import attrs
 
-from ..ids import BlockHash
 from .block import Block
 from .block_identity import PrefixChain
-from .group_manager import GroupManager
-
-if TYPE_CHECKING:
-    from .state_keeper import KeptState
+from .manager import Finder, Found, find_agreed
 
 
 @attrs.frozen(eq=False)
 class PrefixHit:
-    """The longest prefix that every group holds.
+    """The longest prefix that every kind of group can continue from.
 
     Attributes:
         length: Tokens, a multiple of the block size and less than the sequence has.
@@ -26,68 +21,42 @@ class PrefixHit:
             moved on. No reference is held.
         awaited: Tokens, at least `length`: so much will be held once the live sequences that
             are computing those blocks have published them.
-        state: State of recurrent layers behind it; None without such layers.
         unbacked: Tokens behind it whose blocks are held, but not the state or the window at
             their end.
+        found: The answer of each manager, in the coordinator's order.
     """
 
     length: int
     blocks: tuple[list[Block], ...]
     awaited: int
-    state: Any = None
     unbacked: int = 0
+    found: tuple[Found, ...] = ()
 
 
-class StateBoundaries(Protocol):
-    """Keeps states of recurrent layers at boundaries; see `StateKeeper`."""
-
-    def deepest_boundary(self, hashes: Sequence[BlockHash]) -> int:
-        """Return how many leading blocks end at the deepest boundary with a state; or 0.
-
-        Args:
-            hashes: A chain, first block first.
-        """
-        ...
-
-    def state_at(self, block_hash: BlockHash) -> Any:
-        """Return the state behind the prefix that ends with that block; None without one."""
-        ...
-
-    def keep(self, owner: str, chain: PrefixChain, state: KeptState) -> None:
-        """Publish a state of a chain whose blocks up to there are published."""
-        ...
-
-    def rungs(self, num_tokens: int, cached: int) -> list[int]:
-        """Return the boundaries at which a prefill has to stop for a snapshot."""
-        ...
-
-    def clear(self) -> None:
-        """Forget every state."""
-        ...
-
-
-def find_longest_prefix(
-    groups: Sequence[GroupManager], chain: PrefixChain, limit: int
-) -> tuple[list[Block], ...]:
-    """Return, per group, the blocks of the longest prefix that every group still holds.
-
-    A prefix is published in all groups at once, so its boundary is valid where each group has
-    what it needs to go on from there. Changes nothing and takes no reference.
-
-    All groups are asked for the longest prefix that they hold up to a limit; where they
-    differ, the shortest answer is the next limit, and all are asked once more. Every round
-    but the last lowers it by at least one block, so there are finitely many.
+def find_hit(
+    finders: Sequence[Finder],
+    num_groups: int,
+    chain: PrefixChain,
+    limit: int,
+    awaited: Callable[[PrefixChain, int, int], int],
+) -> PrefixHit:
+    """Return the longest prefix that every finder can continue from.
 
     Args:
-        groups: All groups.
+        finders: The managers; the blocks of the first one say how long a prefix is.
+        num_groups: Attention groups.
         chain: The prompt's full blocks, hashed.
         limit: At most this many blocks.
-
-    Source: the fixed point of vLLM's hybrid coordinator.
+        awaited: `(chain, held, limit)` -> blocks that will be held soon, at least `held`.
     """
-    while True:
-        found = tuple(group.find_prefix(chain, limit) for group in groups)
-        lengths = {len(blocks) for blocks in found}
-        if len(lengths) == 1:
-            return found
-        limit = min(lengths)
+    size, longest = chain.block_size, finders[0].find(chain, limit).num_blocks
+    found = find_agreed(finders, chain, longest)
+    held = found[0].num_blocks
+    entries = {i: blocks for answer in found for i, blocks in answer.blocks.items()}
+    return PrefixHit(
+        length=held * size,
+        blocks=tuple(entries[group] for group in range(num_groups)),
+        awaited=awaited(chain, held, limit) * size,
+        unbacked=(longest - held) * size,
+        found=found,
+    )

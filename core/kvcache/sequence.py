@@ -5,7 +5,6 @@ from __future__ import annotations
 import enum
 from collections import abc
 from collections.abc import Mapping
-from typing import Any
 
 import attrs
 
@@ -61,11 +60,10 @@ class Sequence:
         num_published: Leading full blocks that the prefix table knows, by this sequence or
             another.
         owner: The conversation that it belongs to; "" where nobody said so.
-        state: State of recurrent layers at `num_hit_tokens`, for the first step to go on
-            from; the lane takes it.
-        latched: Its prefix has no such state: nothing of it may be used or published.
+        latched: Its prefix came without the recurrent state at its end: nothing of the
+            sequence may be used or published.
         reached: The newest state at a boundary that it has computed, published at its end.
-        spare: Per group, blocks held for a window that is being restored.
+        spare: Group index -> blocks held for a window that is being restored.
         status: Where it is in its life; only `move` changes it.
     """
 
@@ -80,10 +78,9 @@ class Sequence:
     frontier: int = 0
     num_published: int = 0
     owner: str = ""
-    state: Any = None
     latched: bool = False
     reached: KeptState | None = None
-    spare: tuple[list[Block], ...] = ()
+    spare: dict[int, list[Block]] = attrs.field(factory=dict)
     status: SequenceStatus = SequenceStatus.NEW
 
     @property
@@ -168,17 +165,17 @@ class Sequence:
             raise self._misuse(f"commit {num_tokens} tokens", f"there are {bound} to commit")
         self.frontier += num_tokens
 
-    def rollback(self, num_tokens: int) -> None:
+    def rewind(self, num_tokens: int) -> None:
         """Move the cursor back; blocks are neither erased nor freed.
 
         Raises:
             CacheMisuseError: It would pass the frontier, or go forth, or the sequence is not
                 attached.
         """
-        self.expect(SequenceStatus.ATTACHED, "roll back")
+        self.expect(SequenceStatus.ATTACHED, "rewind")
         bound = self.cursor - self.frontier
         if not 0 <= num_tokens <= bound:
-            raise self._misuse(f"roll back {num_tokens} tokens", f"there are {bound} to undo")
+            raise self._misuse(f"rewind {num_tokens} tokens", f"there are {bound} to undo")
         self.cursor -= num_tokens
 
     def _misuse(self, operation: str, state: str) -> CacheMisuseError:

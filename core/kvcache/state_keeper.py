@@ -61,7 +61,7 @@ class StateKeeper:
         self._max_bytes = max_bytes
         self._root = root
 
-    def rungs(self, num_tokens: int, cached: int) -> list[int]:
+    def boundaries(self, num_tokens: int, cached: int) -> list[int]:
         """Return the boundaries at which a prefill has to stop for a snapshot."""
         return snapshot_ladder(
             num_tokens, cached, self._block_size, want_ladder=self.want_ladder

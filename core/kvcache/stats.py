@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import attrs
 
-from ..contract.layer_spec import AttentionSpec, SlidingWindow
+from ..contract.layer_spec import AttentionSpec
 
 
 def group_kind(spec: AttentionSpec | None) -> str:
@@ -16,7 +16,7 @@ def group_kind(spec: AttentionSpec | None) -> str:
     """
     if spec is None:
         return "no keys"
-    return f"window {spec.window}" if isinstance(spec, SlidingWindow) else "full"
+    return "full" if spec.visible_tokens is None else f"window {spec.visible_tokens}"
 
 
 @attrs.frozen
@@ -63,3 +63,25 @@ class CacheStats:
     prefix_lookups: int
     prefix_hit_tokens: int
     prefix_unbacked_tokens: int
+
+
+@attrs.define
+class PrefixCounts:
+    """Prefix lookups, counted while sequences are attached.
+
+    Attributes:
+        lookups: Sequences that were attached.
+        hit_tokens: Tokens of their hits.
+        unbacked_tokens: Tokens behind the hits whose blocks were held, without the state or
+            the window at their end.
+    """
+
+    lookups: int = 0
+    hit_tokens: int = 0
+    unbacked_tokens: int = 0
+
+    def count(self, hit_tokens: int, unbacked_tokens: int) -> None:
+        """Count one lookup."""
+        self.lookups += 1
+        self.hit_tokens += hit_tokens
+        self.unbacked_tokens += unbacked_tokens

@@ -36,6 +36,17 @@ class FlatWindow:
         self._arrays = _joined([*kept, new])
         self._end = position + k.shape[0]
 
+    def rewind(self, position: int) -> None:
+        """Forget the positions from `position` on, at most those of the last write.
+
+        A write keeps the whole window before it, so the window at `position` is still held.
+        """
+        if self._arrays is not None and position < self._end:
+            keys, values = self._arrays
+            rows = keys.shape[1] - (self._end - position)
+            self._arrays = (keys[:, :rows], values[:, :rows])
+            self._end = position
+
     def read(self, length: int) -> tuple[mx.array, mx.array]:
         """Return keys and values that the last `length` tokens see, oldest first."""
         return self._newest(self._spec.window - 1 + length)

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any
-from weakref import WeakKeyDictionary
 
 import attrs
 import mlx.core as mx
@@ -20,6 +18,8 @@ import numpy as np
 from ..contract.cache_spec import RecurrentState
 from ..contract.forward import Segment, State, StepBatch
 from ..errors import CacheMisuseError
+from ..ids import SequenceId
+from .scan_calls import scan_calls
 
 
 def zero_state(spec: RecurrentState, num_rows: int, compute_dtype: mx.Dtype) -> State:
@@ -107,10 +107,13 @@ class _Run:
 
 @attrs.frozen(eq=False)
 class StateRows:
-    """The rows of one call of a scan: where their states come from, and where they go."""
+    """The rows of one call of a scan: where their states come from, and where they go.
+
+    There is one target for each token whose state after it is kept.
+    """
 
     _runs: tuple[_Run, ...]
-    _target: StateStack
+    _targets: tuple[StateStack, ...]
 
     def read(self, layer: int, spec: RecurrentState, compute_dtype: mx.Dtype) -> State:
         """Return the rows' states `[N, *shape]` before the step.
@@ -118,29 +121,30 @@ class StateRows:
         Raises:
             CacheMisuseError: The step before did not scan the layer, or this one did already.
         """
-        if layer in self._target.layers:
+        if layer in self._targets[-1].layers:
             raise CacheMisuseError(f"scan layer {layer}", "it was scanned in this step before")
         parts = [run.read(layer, spec, compute_dtype) for run in self._runs]
         if len(parts) == 1:
             return parts[0]
         return tuple(mx.concatenate(list(tensors)) for tensors in zip(*parts, strict=True))
 
-    def write(self, layer: int, state: State) -> None:
-        """Keep the rows' states after the step."""
-        self._target.layers[layer] = state
+    def write(self, layer: int, states: Sequence[State]) -> None:
+        """Keep the rows' states `[N, *shape]`: after each token, or after the last one."""
+        for target, state in zip(self._targets, states, strict=True):
+            target.layers[layer] = state
 
 
 class StateStore:
     """The states of all live sequences. Owned by the engine thread.
 
-    A state is known by its sequence object and ends with it: a finished or preempted request
-    lets go of its sequence, and nothing has to be told. A sequence at position 0 begins with
-    zeros, whatever is known of it; at any other position its state must be the one of just
-    that position, or the step is refused.
+    A sequence at position 0 begins with zeros, whatever is known of it; at any other position
+    its state must be the one of just that position, or the step is refused. A step of rows
+    that verify drafts keeps the state after each of their tokens until the next step.
     """
 
     def __init__(self) -> None:
-        self._places: WeakKeyDictionary[Any, _Place] = WeakKeyDictionary()
+        self._places: dict[SequenceId, _Place] = {}
+        self._trails: dict[SequenceId, list[_Place]] = {}
         self._num_steps = 0
 
     @property
@@ -155,7 +159,8 @@ class StateStore:
 
     def arrays(self) -> list[mx.array]:
         """Return the arrays as they are now, to be evaluated with a step."""
-        stacks = {id(p.stack): p.stack for p in self._places.values() if p.stack is not None}
+        places = [*self._places.values(), *itertools.chain(*self._trails.values())]
+        stacks = {id(p.stack): p.stack for p in places if p.stack is not None}
         return [
             tensor
             for stack in stacks.values()
@@ -166,23 +171,50 @@ class StateStore:
     def clear(self) -> None:
         """Forget every state; each sequence has to begin at position 0 again."""
         self._places.clear()
+        self._trails.clear()
 
-    def snapshot(self, sequence: Any) -> StateStack:
+    def snapshot(self, sequence: SequenceId) -> StateStack:
         """Return a sequence's state as it will be after the step that was built last."""
         place = self._places[sequence]
         assert place.stack is not None
         return place.stack if place.stack.num_rows == 1 else place.stack.take(place.row)
 
-    def install(self, sequence: Any, position: int, state: StateStack) -> None:
-        """Let a sequence go on at `position` from a state that was kept or restored."""
+    def install(self, sequence: SequenceId, position: int, state: StateStack) -> None:
+        """Let a sequence continue at `position` from a state that was kept or restored."""
         self._places[sequence] = _Place(state, 0, position, self._num_steps)
+        self._trails.pop(sequence, None)
 
-    def knows(self, sequence: Any) -> bool:
+    def rewind(self, sequence: SequenceId, position: int) -> None:
+        """Take a sequence's state back to an earlier position of its last step.
+
+        A sequence that has computed nothing behind `position` stays as it is.
+
+        Raises:
+            CacheMisuseError: The step kept no state there; nothing was changed.
+        """
+        place, trail = self._places.get(sequence), self._trails.get(sequence, [])
+        if place is None or place.position <= position:
+            return
+        kept = next((earlier for earlier in trail if earlier.position == position), None)
+        if kept is None:
+            raise CacheMisuseError(
+                f"rewind sequence {sequence} to position {position}",
+                f"its state is that of position {place.position}, and no other was kept",
+            )
+        self._places[sequence] = kept
+        self._trails.pop(sequence)
+
+    def release(self, sequence: SequenceId) -> None:
+        """Forget a sequence's state; harmless if there is none."""
+        self._places.pop(sequence, None)
+        self._trails.pop(sequence, None)
+
+    def knows(self, sequence: SequenceId) -> bool:
         """Return whether a sequence has a state."""
         return sequence in self._places
 
-    def begin(self, batch: StepBatch, sequences: Sequence[Any]) -> list[StateRows]:
-        """Return the rows of a step's scans: the decode rows as one, then each slice.
+    def begin(self, batch: StepBatch, sequences: Sequence[SequenceId]) -> list[StateRows]:
+        """Return the rows of a step's scans: one call a wave, then one a slice.
 
         From now on the sequences' states are the ones that the step will compute.
 
@@ -193,30 +225,32 @@ class StateStore:
         Raises:
             CacheMisuseError: A sequence has no state for its position; nothing was changed.
         """
-        segments, decode = batch.segments, batch.num_decode_rows
+        segments = batch.segments
         sources = [self._source(*pair) for pair in zip(sequences, segments, strict=True)]
         self._separate(sequences)
         self._num_steps += 1
-        cuts = [0] * (decode > 0) + list(range(decode, len(segments) + 1))
-        calls = [slice(*pair) for pair in itertools.pairwise(cuts)]
-        targets = [self._advance(sequences[part], segments[part]) for part in calls]
+        calls = scan_calls(batch)
+        targets = [
+            self._advance(sequences[call.rows], segments[call.rows], each=call.each)
+            for call in calls
+        ]
         return [
-            StateRows(_runs(sources[part]), target)
-            for part, target in zip(calls, targets, strict=True)
+            StateRows(_runs(sources[call.rows]), target)
+            for call, target in zip(calls, targets, strict=True)
         ]
 
-    def _source(self, sequence: Any, segment: Segment) -> _Place:
+    def _source(self, sequence: SequenceId, segment: Segment) -> _Place:
         if segment.position == 0:
             return _Place(None, 0, 0, 0)
         place = self._places.get(sequence)
         if place is None or place.position != segment.position:
             known = "no state" if place is None else f"the state of position {place.position}"
             raise CacheMisuseError(
-                f"go on at position {segment.position}", f"the sequence has {known}"
+                f"continue at position {segment.position}", f"the sequence has {known}"
             )
         return place
 
-    def _separate(self, sequences: Sequence[Any]) -> None:
+    def _separate(self, sequences: Sequence[SequenceId]) -> None:
         """Take rows that sat out a whole step out of their stack, or all of it stays alive.
 
         Not at once: most rows that a wave leaves behind have ended, and are about to go.
@@ -228,13 +262,22 @@ class StateStore:
                 alone = attrs.evolve(place, stack=stack.take(place.row), row=0)
                 self._places[sequence] = alone
 
-    def _advance(self, sequences: Sequence[Any], segments: Sequence[Segment]) -> StateStack:
-        """Give the sequences their places in a new stack, which the step will fill."""
-        stack = StateStack(len(sequences))
+    def _advance(
+        self, sequences: Sequence[SequenceId], segments: Sequence[Segment], *, each: bool
+    ) -> tuple[StateStack, ...]:
+        """Give the sequences their places in new stacks, which the step will fill."""
+        length = segments[0].length if each else 1
+        stacks = tuple(StateStack(len(sequences)) for _ in range(length))
         for row, (sequence, segment) in enumerate(zip(sequences, segments, strict=True)):
             end = segment.position + segment.length
-            self._places[sequence] = _Place(stack, row, end, self._num_steps)
-        return stack
+            *trail, self._places[sequence] = (
+                _Place(stack, row, end - length + 1 + i, self._num_steps)
+                for i, stack in enumerate(stacks)
+            )
+            self._trails.pop(sequence, None)
+            if trail:
+                self._trails[sequence] = trail
+        return stacks
 
 
 def _runs(sources: Sequence[_Place]) -> tuple[_Run, ...]:

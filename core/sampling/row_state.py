@@ -40,9 +40,9 @@ class TokenHistory:
 
         return cls(count(prompt_tokens) > 0, count(output_tokens))
 
-    def after(self, token: mx.array) -> TokenHistory:
-        """Return the history with one more generated token, `[1]`, evaluated or not."""
-        return attrs.evolve(self, output_counts=self.output_counts.at[token].add(1))
+    def after(self, tokens: mx.array) -> TokenHistory:
+        """Return the history with more generated tokens `[n]` int32, evaluated or not."""
+        return attrs.evolve(self, output_counts=self.output_counts.at[tokens].add(1))
 
 
 @attrs.define(eq=False)
@@ -88,14 +88,48 @@ class RowState:
             history = TokenHistory.of(vocab_size, prompt_tokens, output_tokens)
         return cls(params, seed, len(output_tokens), history)
 
-    def draw_key(self) -> tuple[int, int]:
-        """Return the random key of the next draw, a function of seed and index alone."""
-        draw = struct.pack("<QQ", self.seed, self.num_sampled)
+    def accept(self, tokens: mx.array) -> None:
+        """Move on by tokens that are the request's next ones.
+
+        Args:
+            tokens: `[n]` int32, evaluated or not.
+        """
+        self.num_sampled += tokens.shape[0]
+        if self.history is not None:
+            self.history = self.history.after(tokens)
+
+
+@attrs.frozen(eq=False)
+class Draw:
+    """One position of a request whose token is to be drawn; drawing changes nothing.
+
+    The random stream of a request is a function of its seed and the index of a token, so a
+    position gets the same token whether it is decoded or verified.
+
+    Attributes:
+        state: The request's state; its newest accepted token is the last known one.
+        drafts: Tokens that are assumed between that token and the position.
+    """
+
+    state: RowState
+    drafts: tuple[int, ...] = ()
+
+    @property
+    def params(self) -> SamplingParams:
+        """The request's parameters."""
+        return self.state.params
+
+    @property
+    def history(self) -> TokenHistory | None:
+        """The tokens before the position, as far as penalties ask."""
+        history = self.state.history
+        if history is None or not self.drafts:
+            return history
+        return history.after(mx.array(self.drafts, mx.int32))
+
+    def key(self) -> tuple[int, int]:
+        """Return the random key of the position, a function of seed and index alone."""
+        index = self.state.num_sampled + len(self.drafts)
+        draw = struct.pack("<QQ", self.state.seed, index)
         first, second = struct.unpack("<II", hashlib.blake2b(draw, digest_size=8).digest())
         return first, second
-
-    def advance(self, tokens: mx.array, row: int) -> None:
-        """Take note that `tokens [R]` holds this request's next token at index `row`."""
-        self.num_sampled += 1
-        if self.history is not None:
-            self.history = self.history.after(tokens[row : row + 1])

@@ -12,14 +12,14 @@ import attrs
 import mlx.core as mx
 
 from . import processors
-from .row_state import RowState
+from .row_state import Draw, RowState
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from .params import SamplingParams
 
-__all__ = ["RowState", "SampledRows", "gumbel", "sample"]
+__all__ = ["Draw", "RowState", "SampledRows", "draw", "gumbel"]
 
 _HALF_STEP = 2.0**-33  # half the distance of neighbours that the 32-bit generator draws
 _BELOW_ONE = 1 - 2.0**-24  # the largest float32 under 1
@@ -46,15 +46,15 @@ class SampledRows:
     top_logprobs: mx.array | None = None
 
 
-def sample(logits: mx.array, rows: Sequence[RowState]) -> SampledRows:
-    """Sample one token a row, and advance the rows.
+def draw(logits: mx.array, rows: Sequence[Draw]) -> SampledRows:
+    """Draw one token a row; the requests' states stay as they are.
 
     A row's token depends on its own logits, seed and index, never on the other rows. A
     greedy wave is one argmax, and a mixed wave stays one batch.
 
     Args:
         logits: `[R, V]`, any float dtype.
-        rows: The rows' states; modified.
+        rows: The position of each row.
     """
     shaped = _add_biases(_penalise(logits, rows), rows)
     tokens = mx.argmax(shaped, axis=-1).astype(mx.int32)
@@ -62,8 +62,6 @@ def sample(logits: mx.array, rows: Sequence[RowState]) -> SampledRows:
     if drawing:
         drawn = _draw(_select(shaped, drawing), [rows[i] for i in drawing])
         tokens = _place(drawn, drawing, tokens)
-    for i, row in enumerate(rows):
-        row.advance(tokens, i)
     return _with_logprobs(logits, tokens, rows)
 
 
@@ -72,12 +70,12 @@ def gumbel(uniform: mx.array) -> mx.array:
     return -mx.log(-mx.log(mx.clip(uniform, _HALF_STEP, _BELOW_ONE)))
 
 
-def _penalise(logits: mx.array, rows: Sequence[RowState]) -> mx.array:
-    index = [i for i, row in enumerate(rows) if row.history is not None]
+def _penalise(logits: mx.array, rows: Sequence[Draw]) -> mx.array:
+    index = [i for i, row in enumerate(rows) if row.state.history is not None]
     if not index:
         return logits
     logits = logits.astype(mx.float32)
-    histories = [row.history for row in rows if row.history is not None]
+    histories = [h for row in rows if (h := row.history) is not None]
     asked = [rows[i].params for i in index]
     penalised = processors.penalise(
         _select(logits, index),
@@ -90,7 +88,7 @@ def _penalise(logits: mx.array, rows: Sequence[RowState]) -> mx.array:
     return _place(penalised, index, logits)
 
 
-def _add_biases(logits: mx.array, rows: Sequence[RowState]) -> mx.array:
+def _add_biases(logits: mx.array, rows: Sequence[Draw]) -> mx.array:
     biases = [
         (i, token, bias)
         for i, row in enumerate(rows)
@@ -103,11 +101,11 @@ def _add_biases(logits: mx.array, rows: Sequence[RowState]) -> mx.array:
     return processors.add_bias(logits, _ints(row_index), _ints(token_ids), _floats(values))
 
 
-def _draw(logits: mx.array, rows: Sequence[RowState]) -> mx.array:
+def _draw(logits: mx.array, rows: Sequence[Draw]) -> mx.array:
     asked = [row.params for row in rows]
     temperature = _floats(p.temperature for p in asked)
     logits = _filter(processors.scale(logits.astype(mx.float32), temperature), asked)
-    noise = gumbel(_uniform([row.draw_key() for row in rows], logits.shape[-1]))
+    noise = gumbel(_uniform([row.key() for row in rows], logits.shape[-1]))
     # where logits + Gumbel noise is largest is a draw from softmax(logits)
     return mx.argmax(logits + noise, axis=-1).astype(mx.int32)
 
@@ -141,7 +139,7 @@ def _nucleus_floor(logits: mx.array, asked: Sequence[SamplingParams]) -> mx.arra
     return processors.nucleus_floor(ranked, _ints(top_ks), _floats(p.top_p for p in asked))
 
 
-def _with_logprobs(logits: mx.array, tokens: mx.array, rows: Sequence[RowState]) -> SampledRows:
+def _with_logprobs(logits: mx.array, tokens: mx.array, rows: Sequence[Draw]) -> SampledRows:
     index = [i for i, row in enumerate(rows) if row.params.logprobs > 0]
     if not index:
         return SampledRows(tokens)

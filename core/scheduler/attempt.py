@@ -2,14 +2,39 @@
 
 from __future__ import annotations
 
-from .plan import PlannedRow, StepPlan
+from collections.abc import Callable
+
+import attrs
+
+from ..ids import RequestId
+from .plan import PlannedRow, Preempted, StepPlan, wave_order
 from .request import Request
 
 
-class Attempt:
-    """Collects a step's rows under its token budget.
+@attrs.frozen(eq=False)
+class Span:
+    """Tokens of a request that a step is about to compute.
 
-    A scheduler that stops half-way leaves no half-updated counter behind: all that a plan
+    Attributes:
+        request: The request; its sequence has reserved the positions.
+        length: Tokens.
+        num_drafts: How many of them, the last ones, are drafts.
+    """
+
+    request: Request
+    length: int
+    num_drafts: int = 0
+
+    @property
+    def is_slice(self) -> bool:
+        """Whether the span is a slice of a prompt: more than a known token and its drafts."""
+        return self.length > 1 + self.num_drafts
+
+
+class Attempt:
+    """Collects a step's spans under its token budget.
+
+    A scheduler that stops half-way leaves no half-updated counter behind: whatever a plan
     needs while it is made stands here.
 
     Attributes:
@@ -20,30 +45,30 @@ class Attempt:
 
     def __init__(self, budget: int) -> None:
         self.budget = budget
-        self.preempted: list[Request] = []
-        self.starved: list[Request] = []
-        self._rows: dict[int, PlannedRow] = {}
+        self.preempted: list[Preempted] = []
+        self.starved: list[RequestId] = []
+        self._spans: dict[RequestId, Span] = {}
 
     def __contains__(self, request: Request) -> bool:
-        return request.id in self._rows
+        return request.id in self._spans
 
     @property
-    def num_prefill_rows(self) -> int:
-        """Prefill slices planned so far."""
-        return sum(row.length > 1 for row in self._rows.values())
+    def num_slices(self) -> int:
+        """Slices of prompts planned so far."""
+        return sum(span.is_slice for span in self._spans.values())
 
-    def add(self, row: PlannedRow) -> None:
-        """Plan a row and charge the budget."""
-        self._rows[row.request.id] = row
-        self.budget -= row.length
+    def add(self, span: Span) -> None:
+        """Plan a span and charge the budget."""
+        self._spans[span.request.id] = span
+        self.budget -= span.length
 
     def drop(self, request: Request) -> None:
-        """Forget a victim's row."""
-        row = self._rows.pop(request.id, None)
-        if row is not None:
-            self.budget += row.length
+        """Forget a victim's span."""
+        span = self._spans.pop(request.id, None)
+        if span is not None:
+            self.budget += span.length
 
-    def result(self) -> StepPlan:
+    def result(self, row_of: Callable[[Span], PlannedRow]) -> StepPlan:
         """Return the plan, its rows in the order that the executor wants."""
-        rows = sorted(self._rows.values(), key=lambda row: (row.length > 1, not row.on_device))
+        rows = sorted(map(row_of, self._spans.values()), key=wave_order)
         return StepPlan(tuple(rows), tuple(self.preempted), tuple(self.starved))

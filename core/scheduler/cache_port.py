@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
+from ..contract.prompt import ExtraKeys
 from ..ids import SaltDomain, SequenceId
+from .plan import TableChanges
 
 
 class Hit(Protocol):
@@ -27,8 +29,38 @@ class Hit(Protocol):
         ...
 
 
+class SnapshotPort(Protocol):
+    """Where prefills stop for snapshots of recurrent state."""
+
+    @property
+    def enabled(self) -> bool:
+        """Whether the model keeps recurrent state."""
+        ...
+
+    def boundaries(self, sequence: Any) -> Sequence[int]:
+        """Return the positions at which a sequence's prefill has to stop, ascending."""
+        ...
+
+    def shared_prefix(self, one: Any, other: Any) -> int:
+        """Return the tokens with which two prompts begin alike, if one has to stop there."""
+        ...
+
+    def promise(self, sequence: Any, boundaries: Sequence[int]) -> None:
+        """Announce where a sequence's prefill will stop, to those that may wait for it."""
+        ...
+
+    def reach(self, sequence: Any, state: Any, *, shared: bool) -> None:
+        """Take the state of a published boundary, for others now or when the sequence ends."""
+        ...
+
+
 class CachePort(Protocol):
     """The cache of all sequences as one transaction."""
+
+    @property
+    def snapshots(self) -> SnapshotPort:
+        """Where prefills stop for snapshots."""
+        ...
 
     @property
     def max_usable_blocks(self) -> int:
@@ -73,6 +105,7 @@ class CachePort(Protocol):
         tokens: Sequence[int],
         *,
         salt: SaltDomain,
+        extra_keys: Sequence[ExtraKeys] = (),
         owner: str = "",
     ) -> Any:
         """Return a new sequence that holds nothing yet."""
@@ -84,22 +117,6 @@ class CachePort(Protocol):
 
     def attach(self, sequence: Any, hit: Any) -> None:
         """Give the sequence the hit's blocks."""
-        ...
-
-    def shared_prefix(self, one: Any, other: Any) -> int:
-        """Return the tokens with which two prompts begin alike, if one has to stop there."""
-        ...
-
-    def promise(self, sequence: Any, rungs: Sequence[int]) -> None:
-        """Announce where a sequence's prefill will stop, to those that may wait for it."""
-        ...
-
-    def rungs(self, sequence: Any) -> Sequence[int]:
-        """Return the positions at which a sequence's prefill has to stop."""
-        ...
-
-    def reach(self, sequence: Any, state: Any, *, rung: bool) -> None:
-        """Note that a sequence has the state at a published boundary, for others to find."""
         ...
 
     def reserve(self, sequence: Any, n: int) -> None:
@@ -126,8 +143,12 @@ class CachePort(Protocol):
         """Move the frontier."""
         ...
 
-    def rollback(self, sequence: Any, n: int) -> None:
-        """Move the cursor back."""
+    def rewind(self, sequence: Any, n: int) -> None:
+        """Move the cursor back by `n` positions that are not committed."""
+        ...
+
+    def take_table_changes(self, sequence: Any) -> tuple[TableChanges, ...]:
+        """Return the changes of a sequence's block tables since the last call, by group."""
         ...
 
     def publish(self, sequence: Any) -> int:

@@ -1,48 +1,106 @@
-"""What one step computes."""
+"""What one step computes: plain values that can be printed, sent, recorded and replayed."""
 
 from __future__ import annotations
 
-from typing import Any
+import itertools
+import json
+from typing import Literal, TypeAlias
 
 import attrs
 
-from .request import Request
+from ..contract.wave import Wave
+from ..ids import BlockId, RequestId, SequenceId
+from ..structuring import strict_converter, structure
+
+SnapshotKind: TypeAlias = Literal["none", "newest", "shared"]
+"""Whether the state at a row's end is kept: not, when the sequence ends, or for others now."""
+
+TableChanges: TypeAlias = tuple[tuple[int, BlockId], ...]
+"""`(index, block id)` of table entries that changed since the sequence's last step."""
 
 
-@attrs.frozen(eq=False)
+@attrs.frozen
 class PlannedRow:
-    """One request's part of a step.
+    """One request's part of a step: `length` consecutive positions of its sequence.
 
     Attributes:
         request: The request.
         sequence: Its sequence when the step was planned; a preemption replaces it.
         position: Absolute position of the first token.
-        length: Tokens; 1 for a decode row.
-        samples: Whether a token is sampled from the last position.
-        on_device: The row's token was sampled by the previous step and is not read yet.
+        on_device: The first token was sampled by the previous step and is not read yet.
+        tokens: The other known tokens, in order.
+        drafts: Proposals behind the known tokens.
+        num_logits: How many of the last positions want logits: 0, or one for the last known
+            token and one for each draft.
+        snapshot: Whether the recurrent state at the row's end is kept.
+        blocks: Changes of the sequence's block tables, one entry a cache group.
     """
 
-    request: Request
-    sequence: Any
+    request: RequestId
+    sequence: SequenceId
     position: int
-    length: int
-    samples: bool
-    on_device: bool
+    on_device: bool = False
+    tokens: tuple[int, ...] = ()
+    drafts: tuple[int, ...] = ()
+    num_logits: int = 0
+    snapshot: SnapshotKind = "none"
+    blocks: tuple[TableChanges, ...] = ()
+
+    @property
+    def length(self) -> int:
+        """Tokens of the row."""
+        return self.on_device + len(self.tokens) + len(self.drafts)
+
+    @property
+    def end(self) -> int:
+        """Position behind the row's last token."""
+        return self.position + self.length
+
+    @property
+    def samples(self) -> bool:
+        """Whether the row yields tokens."""
+        return self.num_logits > 0
+
+    @property
+    def in_wave(self) -> bool:
+        """Whether the row is one known token and its drafts, if any."""
+        return self.length == 1 + len(self.drafts)
+
+
+@attrs.frozen
+class Preempted:
+    """A request whose blocks were taken.
+
+    Attributes:
+        request: The request.
+        spilled: Whether the blocks were written to disk before.
+    """
+
+    request: RequestId
+    spilled: bool
 
 
 @attrs.frozen
 class StepPlan:
-    """Rows of a step: decode rows with a token on the device, other decode rows, slices.
+    """The rows of a step, wave by wave, then slices of prompts.
+
+    Rows with a token on the device come first within a wave.
 
     Attributes:
         rows: The rows, in the order in which they are computed.
         preempted: Requests whose blocks were taken to make this plan possible.
-        starved: Requests that no block could be found for although nothing else runs.
+        starved: Requests for which no block could be found although nothing else runs.
     """
 
     rows: tuple[PlannedRow, ...] = ()
-    preempted: tuple[Request, ...] = ()
-    starved: tuple[Request, ...] = ()
+    preempted: tuple[Preempted, ...] = ()
+    starved: tuple[RequestId, ...] = ()
+
+    @property
+    def waves(self) -> tuple[Wave, ...]:
+        """The waves, by ascending length of their rows."""
+        lengths = [row.length for row in self.rows if row.in_wave]
+        return tuple(Wave(len(list(g)), n) for n, g in itertools.groupby(lengths))
 
     @property
     def num_tokens(self) -> int:
@@ -53,3 +111,31 @@ class StepPlan:
     def num_decode_rows(self) -> int:
         """Rows of one token."""
         return sum(row.length == 1 for row in self.rows)
+
+    @property
+    def has_slices(self) -> bool:
+        """Whether a row is a slice of a prompt, in no wave."""
+        return bool(self.rows) and not self.rows[-1].in_wave
+
+    def to_json(self) -> str:
+        """Return the plan as JSON."""
+        return json.dumps(attrs.asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> StepPlan:
+        """Return the plan that `to_json` wrote.
+
+        Raises:
+            SettingsError: The text is not such a plan.
+        """
+        return structure(json.loads(text), cls, _CONVERTER)
+
+
+_CONVERTER = strict_converter(forbid_extra_keys=True)
+
+
+def wave_order(row: PlannedRow) -> tuple[bool, int, bool]:
+    """Return the key that sorts rows: waves by length, tokens on the device first, slices."""
+    if not row.in_wave:
+        return (True, 0, False)
+    return (False, row.length, not row.on_device)

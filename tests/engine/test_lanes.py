@@ -27,7 +27,7 @@ from neve.engine.runner import Runner, Step
 from neve.ids import RequestId
 from neve.kvcache.block_allocator import BlockAllocator
 from neve.kvcache.coordinator import Coordinator
-from neve.pools.flat_cache import FlatCoordinator
+from neve.kvcache.flat_coordinator import FlatCoordinator
 from neve.pools.layer_pool import LayerPool
 from neve.sampling.params import SamplingParams
 from neve.sampling.sampler import RowState
@@ -103,7 +103,7 @@ class Bench:
     runner: Runner
     previous: Step | None = None
     done: dict[int, list[int]] = attrs.field(factory=dict)
-    states: dict[int, RowState] = attrs.field(factory=dict)
+    states: dict[RequestId, RowState] = attrs.field(factory=dict)
 
     def submit(self, prompt: Sequence[int], max_tokens: int) -> None:
         request = Request(RequestId(len(self.states)), list(prompt), max_tokens)
@@ -118,8 +118,7 @@ class Bench:
         assert not plan.starved
         step = None
         if plan.rows:
-            states = [self.states[row.request.id] for row in plan.rows if row.samples]
-            step = self.runner.build(plan, self.previous, states)
+            step = self.runner.build(plan, self.previous, self.states)
             self.scheduler.mark_in_flight(plan)
         tokens = self.previous.read()[0] if self.previous else []
         if step is not None:
@@ -130,14 +129,11 @@ class Bench:
 
     def settle(self, step: Step, tokens: list[int]) -> None:
         for row in step.plan.rows:
-            index = step.sources.get(row.request.id)
-            token = None if index is None else tokens[index]
-            if (
-                self.scheduler.settle(row, token)
-                and row.request.num_outputs == row.request.max_tokens
-            ):
-                self.done[row.request.id] = row.request.tokens
-                self.scheduler.finish(row.request)
+            index = step.sources.get(row.request)
+            request = self.scheduler.settle(row, [] if index is None else [tokens[index]])
+            if request is not None and request.num_outputs == request.max_tokens:
+                self.done[row.request] = request.tokens
+                self.scheduler.finish(request)
 
     def run(self) -> dict[int, list[int]]:
         while not self.scheduler.is_idle or self.previous is not None:

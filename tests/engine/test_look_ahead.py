@@ -17,8 +17,8 @@ import mlx.core as mx
 import pytest
 
 import neve
-from neve.engine.loop import Loop
 from neve.engine.runner import Step
+from neve.engine.stepper import Stepper
 from neve.errors import NeveError
 from neve.metal import dispatch, launch
 from neve.testing.kernels import emulator
@@ -120,17 +120,18 @@ def stub(**values: Any) -> Any:
     return SimpleNamespace(**known | values)
 
 
-def make_loop(cold: Any = None) -> Loop:
+def make_stepper(cold: Any = None) -> Stepper:
     core: Any = SimpleNamespace(scheduler=None, cold=cold)
-    return Loop(core, None)  # type: ignore[arg-type]
+    return Stepper(core, None)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("wrote", [False, True])
 def test_restored_blocks_wait_until_the_device_is_free(wrote: bool) -> None:
     """SC-9: what the disk brings is written by an operation, a copy while others read."""
-    loop = make_loop(SimpleNamespace(wrote=wrote))
+    restores = SimpleNamespace(wrote=wrote)
+    stepper = make_stepper(SimpleNamespace(restores=restores))
 
-    assert loop._starts_early(stub(), stub()) == (not wrote)
+    assert stepper._starts_early(stub(), stub()) == (not wrote)
 
 
 @pytest.mark.parametrize(
@@ -151,7 +152,7 @@ def test_both_steps_write_in_place_and_one_of_them_decodes(
     step: Any, previous: Any, early: bool
 ) -> None:
     """SC-9: a step that operations compute is waited for, and slices are never two at once."""
-    assert make_loop()._starts_early(step, previous) == early
+    assert make_stepper()._starts_early(step, previous) == early
 
 
 def test_a_step_is_measured_from_when_it_has_the_device(
@@ -160,11 +161,11 @@ def test_a_step_is_measured_from_when_it_has_the_device(
     """TG-1: what a prefill takes does not contain the step before it."""
     took: list[float] = []
     cold = SimpleNamespace(record_step=lambda _, seconds: took.append(seconds))
-    loop, plan = make_loop(cold), SimpleNamespace(num_tokens=9, num_decode_rows=1)
+    stepper, plan = make_stepper(cold), SimpleNamespace(num_tokens=9, has_slices=True)
     clock = iter((10.0, 13.0, 20.0))
     monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
     for started_at in (4.0, 6.0, 18.0):  # the second one behind the first, the third alone
-        loop._measure(stub(started_at=started_at, plan=plan))
+        stepper._measure(stub(started_at=started_at, plan=plan))
 
     assert took == [6.0, 3.0, 2.0]
 

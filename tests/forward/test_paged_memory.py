@@ -23,8 +23,8 @@ def lane(lanes: Mapping[str, Callable[..., Any]]) -> Any:
 
 def build(lane: Any, position: int, length: int, token: mx.array | None) -> mx.array:
     """Build a step of two sequences over both layers; the next token depends on all of it."""
-    ids = None if token is not None else [1] * length
-    rows = [RowInput(position, ids, source=i) for i in range(2)]
+    ids = [] if token is not None else [1] * length
+    rows = [RowInput(position, ids, None if token is None else i) for i in range(2)]
     batch = build_step_batch(rows, token)
     context = lane.context(batch, "ab")
     x = mx.ones((2 * length, 4, 128)) * batch.ids[:, None, None]

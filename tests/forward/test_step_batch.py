@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from neve.contract.forward import Segment, StepBatch
+from neve.contract.forward import Segment, StepBatch, Wave
 from neve.forward.step_batch import RowInput, build_step_batch
 
 pytestmark = pytest.mark.mlx
@@ -16,7 +16,7 @@ slices = st.lists(
         RowInput,
         st.integers(0, 999),
         st.lists(st.integers(0, 99), min_size=2, max_size=9),
-        wants_logits=st.booleans(),
+        num_logits=st.integers(0, 2),
     ),
     max_size=3,
 )
@@ -29,7 +29,7 @@ def test_a_batch_is_its_rows_side_by_side(parts: tuple[list[RowInput], list[RowI
     rows = [*parts[0], *parts[1]]
     batch = build_step_batch(rows, None)
 
-    assert batch.ids.tolist() == [token for row in rows for token in row.ids or ()]
+    assert batch.ids.tolist() == [token for row in rows for token in row.ids]
     assert batch.positions.tolist() == [
         row.position + i for row in rows for i in range(row.length)
     ]
@@ -40,7 +40,7 @@ def test_a_batch_is_its_rows_side_by_side(parts: tuple[list[RowInput], list[RowI
     ends = [s.start + s.length for s in batch.segments]
     assert [s.start for s in batch.segments] == [0, *ends[:-1]]
     assert batch.logit_rows.tolist() == [
-        end - 1 for end, row in zip(ends, rows, strict=True) if row.wants_logits
+        i for end, row in zip(ends, rows, strict=True) for i in range(end - row.num_logits, end)
     ]
 
 
@@ -52,10 +52,10 @@ def test_tokens_on_the_device_are_taken_from_the_previous_step() -> None:
     """SC-9: a decode row may be built before its token was read, in any order."""
     sampled = mx.array([10, 11, 12], mx.int32) + 0
     rows = [
-        RowInput(5, None, source=2),
-        RowInput(9, None, source=0),
+        RowInput(5, [], source=2),
+        RowInput(9, [], source=0),
         RowInput(3, [8]),
-        RowInput(0, [1, 2], wants_logits=False),
+        RowInput(0, [1, 2], num_logits=0),
     ]
     batch = build_step_batch(rows, sampled)
 
@@ -70,13 +70,30 @@ def test_tokens_on_the_device_are_taken_from_the_previous_step() -> None:
     [
         [RowInput(4, [1])],
         [RowInput(0, [1, 2, 3])],
-        [RowInput(0, [1, 2, 3], wants_logits=False)],
-        [RowInput(4, None, source=0)],
+        [RowInput(0, [1, 2, 3], num_logits=0)],
+        [RowInput(4, [], source=0)],
     ],
 )
 def test_every_index_is_int32(rows: list[RowInput]) -> None:
     """SC-1: whatever a step consists of, its arrays have the promised type."""
     assert dtypes(build_step_batch(rows, mx.array([3], mx.int32))) == {mx.int32}
+
+
+def test_rows_with_drafts_are_waves_of_their_own() -> None:
+    """ST-2: rows of equal length form a wave; every position of a draft wants its logits."""
+    rows = [
+        RowInput(5, [], source=0),
+        RowInput(3, [8, 1, 2], num_logits=3),
+        RowInput(9, [4, 1, 1], num_logits=3),
+        RowInput(0, [1, 2, 3, 4, 5], num_logits=0),
+    ]
+    batch = build_step_batch(rows, mx.array([7], mx.int32), (Wave(1, 1), Wave(2, 3)))
+
+    assert (batch.num_decode_rows, batch.num_wave_rows) == (1, 3)
+    assert batch.positions.tolist() == [5, 3, 4, 5, 9, 10, 11, 0, 1, 2, 3, 4]
+    assert batch.logit_rows.tolist() == [0, 1, 2, 3, 4, 5, 6]
+    verifying = build_step_batch(rows[1:], None, (Wave(2, 3),))
+    assert (verifying.num_decode_rows, verifying.num_wave_rows) == (0, 2)
 
 
 def test_a_slice_of_one_token_behind_longer_ones_is_a_slice() -> None:

@@ -13,9 +13,9 @@ from neve.contract.cache_spec import (
 )
 from neve.ids import SHARED_DOMAIN, SaltDomain, SequenceId
 from neve.kvcache.block_allocator import BlockAllocator
+from neve.kvcache.block_group import GrowPool
 from neve.kvcache.block_identity import PrefixChain
 from neve.kvcache.coordinator import Coordinator
-from neve.kvcache.group_manager import GrowPool
 from neve.kvcache.sequence import Sequence as CacheSequence
 
 BLOCK_SIZE = 4

@@ -33,10 +33,10 @@ def test_the_mirror_is_told_only_what_is_new() -> None:
     table = BlockTable(4, Block(NULL_BLOCK))
     table.extend(make_blocks([5, 3]))
 
-    assert table.take_unsynced() == [(0, 5), (1, 3)]
-    assert table.take_unsynced() == []
+    assert table.take_changes() == ((0, 5), (1, 3))
+    assert table.take_changes() == ()
     table.extend(make_blocks([9]))
-    assert table.take_unsynced() == [(2, 9)]
+    assert table.take_changes() == ((2, 9),)
     assert table.num_synced == 3
 
 
@@ -44,10 +44,10 @@ def test_taking_all_empties_the_table() -> None:
     """KV-2: who gives its blocks back names them no more."""
     table = BlockTable(4, Block(NULL_BLOCK))
     table.extend(make_blocks([5, 3]))
-    table.take_unsynced()
+    table.take_changes()
 
     assert [b.id for b in table.take_all()] == [5, 3]
-    assert (table.ids, table.num_synced, table.take_unsynced()) == ([], 0, [])
+    assert (table.ids, table.num_synced, table.take_changes()) == ([], 0, ())
 
 
 # -- null entries ------------------------------------------------------------------------
@@ -99,23 +99,23 @@ def test_null_entries_stand_before_all_others() -> None:
 def test_the_mirror_is_told_of_entries_that_it_knows_by_another_name() -> None:
     """PK-2: an entry that expires after it was sent is sent again, one that was not is not."""
     table = make_table([5, 3, 9])
-    table.take_unsynced()
+    table.take_changes()
     table.extend(make_blocks([7]))
     table.expire(2)
 
-    assert table.take_unsynced() == [(0, 0), (1, 0), (3, 7)]
-    assert table.take_unsynced() == []
+    assert table.take_changes() == ((0, 0), (1, 0), (3, 7))
+    assert table.take_changes() == ()
     table.extend(make_blocks([4]))
     table.expire(5)
-    assert table.take_unsynced() == [(2, 0), (3, 0), (4, 0)]
+    assert table.take_changes() == ((2, 0), (3, 0), (4, 0))
 
 
 def test_only_real_blocks_are_given_back() -> None:
     """KV-2: the null block has no reference to give."""
     table = make_table([5, 3, 9])
-    table.take_unsynced()
+    table.take_changes()
     table.expire(1)
 
     assert [block.id for block in table.take_all()] == [3, 9]
     assert (len(table), table.num_expired, table.num_synced) == (0, 0, 0)
-    assert table.take_unsynced() == []
+    assert table.take_changes() == ()

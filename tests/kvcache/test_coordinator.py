@@ -349,7 +349,7 @@ def test_rollback_keeps_the_blocks(make_coordinator: MakeCoordinator, attach: St
     coordinator.reserve(sequence, 4)
     coordinator.commit(sequence, 4)
     coordinator.reserve(sequence, 5)
-    coordinator.rollback(sequence, 5)
+    coordinator.rewind(sequence, 5)
 
     assert (sequence.cursor, table_ids(sequence)) == (4, [[1, 2, 3]])
     coordinator.reserve(sequence, 5)
@@ -483,7 +483,7 @@ def test_misuse_is_refused(make_coordinator: MakeCoordinator, attach: Start) -> 
     with pytest.raises(CacheMisuseError, match="not negative"):
         coordinator.reserve(sequence, -1)
     coordinator.release(sequence)
-    for use in (coordinator.reserve, coordinator.commit, coordinator.rollback):
+    for use in (coordinator.reserve, coordinator.commit, coordinator.rewind):
         with pytest.raises(CacheMisuseError, match="it is released"):
             use(sequence, 0)
     with pytest.raises(CacheMisuseError, match="it is released"):
@@ -548,9 +548,41 @@ class Forgetful(Boundaries):
         return None
 
 
-def make_recurrent(boundaries: StateKeeper | None = None, num_blocks: int = 16) -> Coordinator:
-    keeper = boundaries or StateKeeper(4, 1, max_bytes=64)
-    return Coordinator(RECURRENT[0], [BlockAllocator(num_blocks, 4)], boundaries=keeper)
+class Live:
+    """The states of live sequences, as plain values; a `state_manager.LiveStates`."""
+
+    def __init__(self) -> None:
+        self.at: dict[SequenceId, tuple[int, object]] = {}
+        self.rewound: list[tuple[SequenceId, int]] = []
+
+    def install(self, sequence: SequenceId, position: int, state: object) -> None:
+        self.at[sequence] = (position, state)
+
+    def rewind(self, sequence: SequenceId, position: int) -> None:
+        self.rewound.append((sequence, position))
+
+    def release(self, sequence: SequenceId) -> None:
+        self.at.pop(sequence, None)
+
+
+def make_recurrent(keeper: StateKeeper | None = None, num_blocks: int = 16) -> Coordinator:
+    keeper = keeper or StateKeeper(4, 1, max_bytes=64)
+    coordinator = Coordinator(RECURRENT[0], [BlockAllocator(num_blocks, 4)], keeper=keeper)
+    coordinator.bind_states(Live())
+    return coordinator
+
+
+def live(coordinator: Coordinator) -> Live:
+    assert coordinator.kinds.states is not None
+    assert isinstance(coordinator.kinds.states.live, Live)
+    return coordinator.kinds.states.live
+
+
+def state_found(
+    coordinator: Coordinator, sequence_id: int, tokens: range | list[int]
+) -> object:
+    """Return the state that a prompt's hit comes with."""
+    return match(coordinator, sequence_id, tokens).found[-1].state
 
 
 @pytest.mark.parametrize("layout", RECURRENT, ids=["hybrid", "recurrent only"])
@@ -588,9 +620,7 @@ def test_a_hit_ends_where_a_state_is_kept(
     kept: tuple[int, ...], length: int, prefill: Start
 ) -> None:
     """GR-5: the deepest boundary that both blocks and states reach."""
-    coordinator = Coordinator(
-        RECURRENT[0], [BlockAllocator(16, 4)], boundaries=Boundaries(*kept)
-    )
+    coordinator = Coordinator(RECURRENT[0], [BlockAllocator(16, 4)], keeper=Boundaries(*kept))
     prefill(coordinator, 1, range(13))
     second = coordinator.open(SequenceId(2), [*range(13), 90, 91, 92, 93])
     hit = coordinator.match_prefix(second)
@@ -604,7 +634,7 @@ def test_states_of_others_do_not_shorten_an_attention_models_hit(
     make_layout: Callable[[int], CacheLayout], prefill: Start
 ) -> None:
     """GR-5: boundaries bind only layouts with recurrent layers."""
-    coordinator = Coordinator(make_layout(1), [BlockAllocator(16, 4)], boundaries=Boundaries())
+    coordinator = Coordinator(make_layout(1), [BlockAllocator(16, 4)], keeper=Boundaries())
     prefill(coordinator, 1, range(13))
 
     assert match(coordinator, 2, range(13)).length == 12
@@ -622,12 +652,13 @@ def test_a_hit_brings_its_state(prefill: Start, attach: Start) -> None:
     """GR-5: blocks and the state at just their end go to the sequence together."""
     coordinator = make_recurrent()
     first = prefill(coordinator, 1, range(13))
-    coordinator.reach(first, KeptState(8, "at 8"), rung=True)
+    coordinator.snapshots.reach(first, KeptState(8, "at 8"), shared=True)
     hit = match(coordinator, 2, range(13))
 
-    assert (hit.length, hit.state, hit.unbacked) == (8, "at 8", 4)
+    assert (hit.length, hit.found[-1].state, hit.unbacked) == (8, "at 8", 4)
     second = attach(coordinator, 3, range(13))
-    assert (second.cursor, second.state, second.latched) == (8, "at 8", False)
+    assert (second.cursor, second.latched) == (8, False)
+    assert live(coordinator).at[second.id] == (8, "at 8")
     coordinator.reserve(second, 5)
     coordinator.commit(second, 5)
     coordinator.publish(second)
@@ -638,11 +669,12 @@ def test_a_state_is_found_by_its_prefix_alone(prefill: Start, attach: Start) -> 
     """KV-9, GR-5: another salt or another beginning finds no state, whatever comes behind."""
     coordinator = make_recurrent()
     first = prefill(coordinator, 1, range(13), SaltDomain(5))
-    coordinator.reach(first, KeptState(8, "at 8"), rung=True)
+    coordinator.snapshots.reach(first, KeptState(8, "at 8"), shared=True)
 
-    assert attach(coordinator, 2, range(13)).state is None
-    assert attach(coordinator, 3, [99, *range(1, 13)], SaltDomain(5)).state is None
-    assert attach(coordinator, 4, range(13), SaltDomain(5)).state == "at 8"
+    attach(coordinator, 2, range(13))
+    attach(coordinator, 3, [99, *range(1, 13)], SaltDomain(5))
+    attach(coordinator, 4, range(13), SaltDomain(5))
+    assert live(coordinator).at == {4: (8, "at 8")}
 
 
 def test_a_prefix_without_its_state_is_latched(prefill: Start) -> None:
@@ -663,10 +695,10 @@ def test_a_prefix_without_its_state_is_latched(prefill: Start) -> None:
 
     assert (second.frontier, second.num_published, second.tokens) == before
     coordinator.check()
-    coordinator.confirm_state(second, "restored")
+    coordinator.snapshots.confirm(second, KeptState(8, "restored"))
     coordinator.commit(second, 5)
     assert coordinator.publish(second) == 1
-    assert second.state == "restored"
+    assert live(coordinator).at[second.id] == (8, "restored")
 
 
 def test_a_latched_sequence_gives_everything_back(prefill: Start) -> None:
@@ -691,27 +723,27 @@ def test_a_rung_is_kept_at_once_and_a_later_state_at_the_end(prefill: Start) -> 
     """GR-5, SD-4: peers find rungs during the prefill; decoding keeps its newest state."""
     coordinator = make_recurrent()
     first = prefill(coordinator, 1, range(17))
-    coordinator.reach(first, KeptState(4, "rung"), rung=True)
+    coordinator.snapshots.reach(first, KeptState(4, "rung"), shared=True)
     for boundary in (8, 12):
-        coordinator.reach(first, KeptState(boundary, f"at {boundary}"), rung=False)
+        coordinator.snapshots.reach(first, KeptState(boundary, f"at {boundary}"), shared=False)
 
-    assert match(coordinator, 2, range(17)).state == "rung"
+    assert state_found(coordinator, 2, range(17)) == "rung"
     coordinator.release(first)
     hit = match(coordinator, 3, range(17))
-    assert (hit.length, hit.state) == (12, "at 12")
+    assert (hit.length, hit.found[-1].state) == (12, "at 12")
     assert match(coordinator, 4, range(11)).length == 4  # the state at 8 gave way
     assert first.reached is None
 
 
 @pytest.mark.parametrize("rung", [True, False])
 def test_no_state_is_kept_beyond_the_published_blocks(rung: bool, attach: Start) -> None:
-    """GR-5: only the committed frontier is published and snapshoted."""
+    """GR-5: only the committed frontier is published and snapshotted."""
     coordinator = make_recurrent()
     sequence = attach(coordinator, 1, range(13))
     coordinator.reserve(sequence, 13)
     coordinator.commit(sequence, 7)
     coordinator.publish(sequence)
-    coordinator.reach(sequence, KeptState(8, "too early"), rung=rung)
+    coordinator.snapshots.reach(sequence, KeptState(8, "too early"), shared=rung)
     coordinator.release(sequence)
 
     hit = match(coordinator, 2, range(13))
@@ -723,21 +755,21 @@ def test_a_state_outlives_its_blocks_and_is_no_hit_without_them(prefill: Start) 
     coordinator = make_recurrent(num_blocks=7)
     first = prefill(coordinator, 1, range(17))
     for boundary in (8, 16):
-        coordinator.reach(first, KeptState(boundary, f"at {boundary}"), rung=True)
+        coordinator.snapshots.reach(first, KeptState(boundary, f"at {boundary}"), shared=True)
     coordinator.release(first)
     assert match(coordinator, 2, range(17)).length == 16
     allocator = coordinator.groups[0].allocator
     allocator.free(allocator.allocate(4))  # the last two blocks of the chain go first
 
     hit = match(coordinator, 3, range(17))
-    assert (hit.length, hit.state, hit.unbacked) == (8, "at 8", 0)
+    assert (hit.length, hit.found[-1].state, hit.unbacked) == (8, "at 8", 0)
 
 
 def test_purge_forgets_every_state(prefill: Start) -> None:
     """GR-5: after a failed step neither blocks nor states are hit."""
     coordinator = make_recurrent()
     first = prefill(coordinator, 1, range(13))
-    coordinator.reach(first, KeptState(8, "at 8"), rung=True)
+    coordinator.snapshots.reach(first, KeptState(8, "at 8"), shared=True)
     coordinator.release(first)
     coordinator.purge()
     prefill(coordinator, 2, range(13))
@@ -749,7 +781,7 @@ def test_a_promised_state_is_awaited(prefill: Start, attach: Start) -> None:
     """KV-2, GR-5: whoever wants a prefix waits for the state that a peer is about to keep."""
     coordinator = make_recurrent()
     first = attach(coordinator, 1, range(13))
-    coordinator.promise(first, [4, 12])
+    coordinator.snapshots.promise(first, [4, 12])
 
     assert match(coordinator, 2, range(13)).awaited == 12
     assert match(coordinator, 3, range(12)).awaited == 4
@@ -759,7 +791,7 @@ def test_a_promised_state_is_awaited(prefill: Start, attach: Start) -> None:
     coordinator.commit(first, 13)
     coordinator.publish(first)
     before = coordinator.num_publications
-    coordinator.reach(first, KeptState(4, "at 4"), rung=True)
+    coordinator.snapshots.reach(first, KeptState(4, "at 4"), shared=True)
     hit = match(coordinator, 6, range(12))
     assert (hit.length, hit.awaited) == (4, 4)
     assert coordinator.num_publications > before
@@ -769,7 +801,7 @@ def test_a_promise_ends_with_its_sequence(attach: Start) -> None:
     """GR-5: nobody waits for a state that will not come."""
     coordinator = make_recurrent()
     first = attach(coordinator, 1, range(13))
-    coordinator.promise(first, [12])
+    coordinator.snapshots.promise(first, [12])
     before = coordinator.num_publications
     coordinator.release(first)
 
@@ -793,8 +825,8 @@ def test_what_two_prompts_share(other: list[int], shared: int) -> None:
     one = coordinator.open(SequenceId(1), range(13))
 
     second = coordinator.open(SequenceId(2), other)
-    assert coordinator.shared_prefix(one, second) == shared
-    assert coordinator.shared_prefix(second, one) == shared
+    assert coordinator.snapshots.shared_prefix(one, second) == shared
+    assert coordinator.snapshots.shared_prefix(second, one) == shared
 
 
 def test_an_attention_model_stops_nowhere(
@@ -802,10 +834,10 @@ def test_an_attention_model_stops_nowhere(
 ) -> None:
     """SD-4: where blocks hold all, a prefill is not cut for anybody's sake."""
     keeper = StateKeeper(4, 1)
-    coordinator = Coordinator(make_layout(1), [BlockAllocator(16, 4)], boundaries=keeper)
+    coordinator = Coordinator(make_layout(1), [BlockAllocator(16, 4)], keeper=keeper)
     one, other = (attach(coordinator, i, range(13)) for i in (1, 2))
 
-    assert coordinator.rungs(one) == []
-    assert coordinator.shared_prefix(one, other) == 0
+    assert coordinator.snapshots.boundaries(one) == []
+    assert coordinator.snapshots.shared_prefix(one, other) == 0
     hybrid = make_recurrent(keeper)
-    assert hybrid.rungs(attach(hybrid, 1, range(13))) == [12]
+    assert hybrid.snapshots.boundaries(attach(hybrid, 1, range(13))) == [12]

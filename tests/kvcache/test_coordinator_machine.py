@@ -97,8 +97,8 @@ class CoordinatorMachine(RuleBasedStateMachine):
         self.tight = False
         allocators = [BlockAllocator(n, SIZE, n + spare) for n in self.pools]
         self.real = Coordinator(layout, allocators, self.grow)
-        if anchors and self.real.windows is not None:
-            self.real.windows.want_anchors((1, 2, 4))
+        if anchors and self.real.kinds.windows is not None:
+            self.real.kinds.windows.pins.want_anchors((1, 2, 4))
         self.slots: dict[tuple[int, int, int], object] = {}  # group, block, offset -> content
         self.published: list[set[Content]] = [set() for _ in windows]
         self.live: list[Model] = []
@@ -232,13 +232,13 @@ class CoordinatorMachine(RuleBasedStateMachine):
         boundary = model.frontier
         if outcome == "found":
             boundary = SIZE * data.draw(st.integers(first + 1, end // SIZE))
-            if self.real.windows is not None:
+            if self.real.kinds.windows is not None:
                 self.install(model, boundary)
         model.cursor = boundary
         self.move_frontier(model, boundary - model.frontier)
         self.publish_full_blocks(model)
-        self.real.rollback(model.real, end - boundary)
-        assert model.real.spare in ((), tuple([] for _ in self.windows))
+        self.real.rewind(model.real, end - boundary)
+        assert not any(model.real.spare.values())
 
     def reserve_restore(self, model: Model, end: int) -> bool:
         counts = [
@@ -248,8 +248,9 @@ class CoordinatorMachine(RuleBasedStateMachine):
         tables = [table.ids for table in model.real.tables]
         if all(n <= self.could_have(group) for group, n in enumerate(counts)):
             self.real.reserve_restore(model.real, end - model.cursor)
-            for window, spare, n in zip(self.windows, model.real.spare, counts, strict=True):
-                assert len(spare) == (max(n, 0) if window else 0)
+            for group, (window, n) in enumerate(zip(self.windows, counts, strict=True)):
+                held = len(model.real.spare.get(group, []))
+                assert held == (max(n, 0) if window else 0)
             return True
         with pytest.raises(CacheExhaustedError):
             self.real.reserve_restore(model.real, end - model.cursor)
@@ -257,8 +258,8 @@ class CoordinatorMachine(RuleBasedStateMachine):
         return False
 
     def install(self, model: Model, boundary: int) -> None:
-        assert self.real.windows is not None
-        installed = self.real.windows.install(model.real, boundary)
+        assert self.real.kinds.windows is not None
+        installed = self.real.kinds.windows.install(model.real, boundary)
         for group, ids in installed.items():
             table = model.real.tables[group]
             assert table.num_expired == self.first_seen(group, boundary) // SIZE
@@ -338,15 +339,15 @@ class CoordinatorMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     @precondition(lambda self: self.live)
-    def rollback(self, data: st.DataObject) -> None:
+    def rewind(self, data: st.DataObject) -> None:
         model = self.pick(data)
         n = data.draw(st.integers(0, model.cursor - model.frontier))
         seen = [self.first_seen(g, model.cursor - n) // SIZE for g in range(len(self.windows))]
         if any(given > s for given, s in zip(model.given, seen, strict=True)):
             with pytest.raises(CacheMisuseError):
-                self.real.rollback(model.real, n)
+                self.real.rewind(model.real, n)
             return
-        self.real.rollback(model.real, n)
+        self.real.rewind(model.real, n)
         model.cursor -= n
 
     @rule(data=st.data())
@@ -404,7 +405,8 @@ class CoordinatorMachine(RuleBasedStateMachine):
 
     @invariant()
     def pins_are_the_windows_that_are_held_on_to(self) -> None:
-        entries = () if self.real.windows is None else self.real.windows.snapshots.entries
+        windows = self.real.kinds.windows
+        entries = () if windows is None else windows.pins.snapshots.entries
         for index, group in enumerate(self.real.groups):
             pins = Counter[BlockHash]()
             for entry in entries if self.windows[index] else ():

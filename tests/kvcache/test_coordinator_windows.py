@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from neve.errors import CacheExhaustedError, CacheMisuseError
 from neve.ids import BlockHash, SaltDomain, SequenceId
-from neve.kvcache.coordinator import UNBOUNDED_TOKENS, Coordinator
+from neve.kvcache.capacity import UNBOUNDED_TOKENS
+from neve.kvcache.coordinator import Coordinator
 from neve.kvcache.sequence import Sequence as CacheSequence
 
 SIZE = 4
@@ -125,7 +126,7 @@ def test_what_is_in_flight_does_not_move_the_window(
     coordinator.reserve(sequence, 20)
 
     assert null_entries(sequence) == before == [0, 1]
-    coordinator.rollback(sequence, 19)
+    coordinator.rewind(sequence, 19)
     coordinator.commit(sequence, 1)
     assert null_entries(sequence) == before
     coordinator.check()
@@ -159,7 +160,7 @@ def test_resident_blocks_are_bounded_by_the_window(
     sequence = attach(coordinator, 1, text(sum(n for n, _, _ in schedule) + 1))
     for n, undone, publishes_twice in schedule:
         coordinator.reserve(sequence, undone)
-        coordinator.rollback(sequence, undone)
+        coordinator.rewind(sequence, undone)
         coordinator.reserve(sequence, n)
         for table, size in zip(sequence.tables, windows, strict=True):
             assert size is None or table.num_held <= most_resident(size, in_flight)
@@ -230,7 +231,7 @@ def test_a_restore_for_which_one_group_has_no_room_changes_no_other(
     with pytest.raises(CacheExhaustedError):
         coordinator.reserve_restore(sequence, 48)
     assert coordinator.stats() == figures
-    assert (sequence.cursor, sequence.spare) == (0, ())
+    assert (sequence.cursor, sequence.spare) == (0, {})
     assert [len(table) for table in sequence.tables] == [0, 0, 0]
     coordinator.check()
 
@@ -273,10 +274,10 @@ def test_a_step_that_a_window_gave_way_to_cannot_be_undone(
     for _ in range(3):
         coordinator.reserve(sequence, 8)
 
-    with pytest.raises(CacheMisuseError, match="roll back 24"):
-        coordinator.rollback(sequence, 24)
+    with pytest.raises(CacheMisuseError, match="rewind to position 0"):
+        coordinator.rewind(sequence, 24)
     assert (sequence.cursor, sequence.frontier) == (24, 0)
-    coordinator.rollback(sequence, 8)
+    coordinator.rewind(sequence, 8)
     coordinator.check()
     coordinator.release(sequence)
     coordinator.check()
@@ -547,8 +548,8 @@ def test_purge_forgets_windows_and_what_was_held_on_to(
     coordinator.purge()
 
     assert hit_length(coordinator, text(30)) == 0
-    assert coordinator.windows is not None
-    assert len(coordinator.windows.snapshots) == 0
+    assert coordinator.kinds.windows is not None
+    assert len(coordinator.kinds.windows.pins.snapshots) == 0
     assert all(not group.allocator._pins for group in coordinator.groups)
     decode(coordinator, sequence, range(40))
     coordinator.check()

@@ -6,23 +6,35 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from neve.contract.layer_spec import SlidingWindow
+from neve.kvcache.block import Block
 from neve.kvcache.block_allocator import BlockAllocator
+from neve.kvcache.block_group import BlockGroup
 from neve.kvcache.block_identity import PrefixChain
-from neve.kvcache.group_manager import GroupManager
-from neve.kvcache.prefix import find_longest_prefix
+from neve.kvcache.full_manager import FullManager
+from neve.kvcache.manager import Finder, Found, find_agreed
+from neve.kvcache.window_manager import WindowManager
 
 
 def make_group(
     index: int, chain: PrefixChain, held: Sequence[int], window: int | None = None
-) -> GroupManager:
-    """Return a group in which the chain's blocks `held` are published."""
+) -> Finder:
+    """Return the manager of a group in which the chain's blocks `held` are published."""
     allocator = BlockAllocator(16, chain.block_size)
     spec = None if window is None else SlidingWindow(window, 1, 8)
-    group = GroupManager(index, allocator, None, spec)
+    group = BlockGroup(index, allocator, None, spec)
     for position in held:
         (block,) = allocator.allocate(1)
         assert group.publish(block, chain, position)
-    return group
+    return FullManager([group]) if window is None else WindowManager([group], 8)
+
+
+def find_longest_prefix(
+    finders: Sequence[Finder], chain: PrefixChain, limit: int
+) -> list[list[Block]]:
+    """Return the entries of each finder's only group."""
+    found = find_agreed(finders, chain, limit)
+    assert [len(*f.blocks.values()) for f in found] == [f.num_blocks for f in found]
+    return [blocks for f in found for blocks in f.blocks.values()]
 
 
 def test_a_prefix_ends_at_the_first_hole(make_chain: Callable[..., PrefixChain]) -> None:
@@ -54,18 +66,17 @@ def test_rounds_go_on_until_all_agree(make_chain: Callable[..., PrefixChain]) ->
     """GR-2: a group that holds certain lengths only is asked again below another's answer."""
     chain = make_chain(range(20))
 
-    class EvenLengths(GroupManager):
+    class EvenLengths:
         """Like a group whose state is valid at every second boundary."""
 
-        def find_prefix(self, chain: PrefixChain, max_blocks: int) -> list[object]:  # type: ignore[override]  # blocks do not matter here
-            asked.append(max_blocks)
-            return [object()] * (max_blocks // 2 * 2)
+        def find(self, chain: PrefixChain, limit: int) -> Found:
+            asked.append(limit)
+            return Found(limit // 2 * 2)
 
     asked: list[int] = []
-    even = EvenLengths(1, BlockAllocator(4, 4), None)
-    found = find_longest_prefix([make_group(0, chain, range(3)), even], chain, 5)
+    found = find_agreed([make_group(0, chain, range(3)), EvenLengths()], chain, 5)
 
-    assert [len(blocks) for blocks in found] == [2, 2]
+    assert [answer.num_blocks for answer in found] == [2, 2]
     assert asked == [5, 3, 2]
 
 

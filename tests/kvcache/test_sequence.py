@@ -88,7 +88,7 @@ def test_accepted_drafts_are_recorded_before_they_are_committed() -> None:
     sequence.record([42])  # one draft accepted
     sequence.commit(2)
     sequence.record([43])  # the target's own token
-    sequence.rollback(2)
+    sequence.rewind(2)
 
     assert (sequence.cursor, sequence.frontier, len(sequence.tokens)) == (9, 9, 10)
 
@@ -113,13 +113,13 @@ def test_the_frontier_stops_at_the_cursor(n: int) -> None:
 
 
 @pytest.mark.parametrize("n", [-1, 3])
-def test_rollback_stops_at_the_frontier(n: int) -> None:
+def test_rewind_stops_at_the_frontier(n: int) -> None:
     """SP-1: only what was not committed is undone."""
     sequence = make_attached(num_tokens=8, cursor=4, frontier=2)
 
     with pytest.raises(CacheMisuseError, match="there are 2 to undo"):
-        sequence.rollback(n)
-    sequence.rollback(2)
+        sequence.rewind(n)
+    sequence.rewind(2)
     assert sequence.cursor == 2
 
 
@@ -134,7 +134,7 @@ def test_only_an_attached_sequence_is_used(status: SequenceStatus) -> None:
     with pytest.raises(CacheMisuseError, match=f"it is {status.value}, not attached"):
         sequence.commit(0)
     with pytest.raises(CacheMisuseError, match=f"it is {status.value}, not attached"):
-        sequence.rollback(0)
+        sequence.rewind(0)
 
 
 def test_a_latched_sequence_is_not_used() -> None:
@@ -147,7 +147,7 @@ def test_a_latched_sequence_is_not_used() -> None:
     with pytest.raises(CacheMisuseError, match="without the state that belongs to it"):
         sequence.commit(1)
     assert (sequence.frontier, len(sequence.tokens)) == (4, 8)
-    sequence.rollback(4)  # to undo a step needs no state
+    sequence.rewind(4)  # to undo a step needs no state
     sequence.latched = False
     sequence.advance(1)
     sequence.commit(1)
@@ -208,8 +208,8 @@ class SequenceMachine(RuleBasedStateMachine):
             self.frontier += n
 
     @rule(n=st.integers(-2, 4))
-    def rollback(self, n: int) -> None:
-        if self.attempt(n >= 0 and self.cursor - n >= self.frontier, "rollback", n):
+    def rewind(self, n: int) -> None:
+        if self.attempt(n >= 0 and self.cursor - n >= self.frontier, "rewind", n):
             self.cursor -= n
 
     @invariant()

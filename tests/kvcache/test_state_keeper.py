@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from neve.kvcache.block_identity import PrefixChain
-from neve.kvcache.prefix import StateBoundaries
 from neve.kvcache.retention import PRE_LADDER_LIMIT, SNAPSHOTS_PER_OWNER, retention
 from neve.kvcache.state_keeper import MAX_SNAPSHOTS, KeptState, StateKeeper
 
@@ -82,10 +81,10 @@ def test_a_prefill_stops_on_the_ladder_or_once(ladder: bool, rungs: list[int]) -
     keeper = StateKeeper(16, STATE_BYTES)
     keeper.want_ladder = ladder
 
-    assert keeper.rungs(1400, 0) == rungs
-    assert keeper.rungs(1400, 336) == [1392]
-    assert keeper.rungs(1400, 1392) == []
-    assert keeper.rungs(16, 0) == []
+    assert keeper.boundaries(1400, 0) == rungs
+    assert keeper.boundaries(1400, 336) == [1392]
+    assert keeper.boundaries(1400, 1392) == []
+    assert keeper.boundaries(16, 0) == []
 
 
 @pytest.mark.parametrize(
@@ -164,8 +163,7 @@ def test_cleared_means_nothing_is_left(make_chain: MakeChain) -> None:
     """GR-5: after a failed step no state may be used again."""
     keeper, chain = make(1000), make_chain(range(20))
     keep(keeper, chain, 8, 16)
-    boundaries: StateBoundaries = keeper  # as the coordinator knows it
-    boundaries.clear()
+    keeper.clear()
 
     assert keeper.deepest_boundary(chain.hashes) == 0
     assert keeper.on_chain(chain.hashes) == []

@@ -14,8 +14,8 @@ from neve.contract.cache_spec import (
 )
 from neve.kvcache.block_allocator import BlockAllocator
 from neve.kvcache.coordinator import Coordinator
+from neve.kvcache.flat_coordinator import FlatCoordinator
 from neve.kvcache.stats import group_kind
-from neve.pools.flat_cache import FlatCoordinator
 
 FULL = FullAttention(1, 8)
 WINDOW = SlidingWindow(64, 1, 8)

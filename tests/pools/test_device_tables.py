@@ -123,7 +123,7 @@ def test_the_mirror_follows_a_table_through_its_life(life: list[tuple[str, int]]
                 table.take_all()
                 table = BlockTable(4, null)
             case _:
-                mirror.update((0, index, block) for index, block in table.take_unsynced())
+                mirror.update((0, index, block) for index, block in table.take_changes())
                 entries = np.array(mirror.slice(0, 0, 200))[0]
                 assert entries[: len(table)].tolist() == table.ids
         assert len(table) < 200

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from neve.contract.cache_spec import RecurrentState, StateTensor
 from neve.errors import CacheExhaustedError, CacheMisuseError
 from neve.ids import SHARED_DOMAIN, SequenceId
-from neve.pools.flat_cache import GROWTH_TOKENS, FlatCache, FlatCoordinator, FlatSequence
+from neve.kvcache.flat_coordinator import FlatCoordinator, FlatSequence
+from neve.pools.flat_cache import GROWTH_TOKENS, FlatCache
 from neve.scheduler.cache_port import CachePort
 
 SLOT = (0, 0)
@@ -76,7 +77,7 @@ def test_a_state_is_that_of_one_position() -> None:
     """GR-5: a layer's state is zeros at first, then what was kept, for just its position."""
     spec, cache = RecurrentState([StateTensor("s", (2,))]), FlatCache()
     (fresh,) = cache.read_state(3, spec, 0, mx.bfloat16)
-    cache.write_state(3, (fresh + 1,), 5)
+    cache.write_states(3, [(fresh + 1,)], 5)
 
     assert (fresh.shape, fresh.dtype) == ((1, 2), mx.bfloat16)
     assert cache.read_state(3, spec, 5, mx.bfloat16)[0].tolist() == [[1, 1]]

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-import gc
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,8 +8,10 @@ import mlx.core as mx
 import pytest
 
 from neve.contract.cache_spec import RecurrentState, StateTensor
+from neve.contract.wave import Wave
 from neve.errors import CacheMisuseError
 from neve.forward.step_batch import RowInput, build_step_batch
+from neve.ids import SequenceId
 from neve.pools.state_store import (
     StateRows,
     StateStack,
@@ -24,16 +26,24 @@ SPEC = RecurrentState([StateTensor("s", (256,))])
 ROW_BYTES = 256 * 4
 
 
+_ids = itertools.count()
+
+
 class Owner:
-    """Stands for a sequence; `position` is where it goes on."""
+    """Stands for a sequence; `position` is where its next step begins."""
 
     def __init__(self) -> None:
+        self.id = SequenceId(next(_ids))
         self.position = 0
 
 
-def begin(store: StateStore, owners: Sequence[Owner], length: int = 1) -> list[StateRows]:
-    batch = build_step_batch([RowInput(o.position, [1] * length) for o in owners], None)
-    calls = store.begin(batch, owners)
+def begin(
+    store: StateStore, owners: Sequence[Owner], length: int = 1, *, verify: bool = False
+) -> list[StateRows]:
+    rows = [RowInput(o.position, [1] * length) for o in owners]
+    waves = (Wave(len(rows), length),) if verify else None
+    batch = build_step_batch(rows, None, waves)
+    calls = store.begin(batch, [owner.id for owner in owners])
     for owner in owners:
         owner.position += length
     return calls
@@ -45,9 +55,17 @@ def advance(store: StateStore, owners: Sequence[Owner], length: int = 1) -> list
     for rows in begin(store, owners, length):
         (state,) = rows.read(0, SPEC, mx.float32)
         before.append(state)
-        rows.write(0, (state + 1,))
+        rows.write(0, [(state + 1,)])
     mx.eval(store.arrays())
     return before
+
+
+def verify(store: StateStore, owners: Sequence[Owner], length: int) -> None:
+    """Add 1 to each state for each of `length` tokens, and keep the state after each."""
+    (rows,) = begin(store, owners, length, verify=True)
+    (state,) = rows.read(0, SPEC, mx.float32)
+    rows.write(0, [(state + 1 + i,) for i in range(length)])
+    mx.eval(store.arrays())
 
 
 def counts(states: Sequence[mx.array]) -> list[Any]:
@@ -56,16 +74,15 @@ def counts(states: Sequence[mx.array]) -> list[Any]:
 
 
 def test_a_state_ends_with_its_sequence() -> None:
-    """GR-5: nothing is kept of a sequence that nobody holds any more."""
+    """GR-5: nothing is kept of a sequence that was released."""
     store, one, other = StateStore(), Owner(), Owner()
     advance(store, [one, other])
 
     assert (store.num_rows, store.num_bytes) == (2, 2 * ROW_BYTES)
-    del one
-    gc.collect()
+    store.release(one.id)
     assert store.num_rows == 1
-    del other
-    gc.collect()
+    store.release(other.id)
+    store.release(other.id)  # harmless
     assert (store.num_rows, store.num_bytes, store.arrays()) == (0, 0, [])
 
 
@@ -161,7 +178,7 @@ def test_a_snapshot_is_the_state_after_the_step_that_was_built_last() -> None:
     store, a, b = StateStore(), Owner(), Owner()
     advance(store, [a, b])
     advance(store, [b])
-    kept = [store.snapshot(a), store.snapshot(b)]
+    kept = [store.snapshot(a.id), store.snapshot(b.id)]
     for _ in range(3):
         advance(store, [a, b])
 
@@ -173,7 +190,7 @@ def test_a_snapshot_of_one_row_keeps_no_other_alive() -> None:
     store = StateStore()
     owners = [Owner() for _ in range(8)]
     advance(store, owners)
-    kept = store.snapshot(owners[3])
+    kept = store.snapshot(owners[3].id)
 
     assert kept.num_rows == 1
     assert sum(t.nbytes for t in kept.arrays()) == ROW_BYTES
@@ -183,9 +200,9 @@ def test_a_sequence_goes_on_from_an_installed_state() -> None:
     """GR-5: whoever takes a kept state over computes what its first owner did."""
     store, first, second = StateStore(), Owner(), Owner()
     advance(store, [first], length=3)
-    kept = store.snapshot(first)
+    kept = store.snapshot(first.id)
     second.position = first.position
-    store.install(second, second.position, kept)
+    store.install(second.id, second.position, kept)
 
     assert counts(advance(store, [first, second])) == [1.0, 1.0]
     assert value(kept) == [1.0]
@@ -195,13 +212,57 @@ def test_a_state_is_installed_for_one_position() -> None:
     """GR-5: a state that is off by one token is refused, and nothing is changed."""
     store, owner, other = StateStore(), Owner(), Owner()
     advance(store, [owner], length=3)
-    store.install(other, 3, store.snapshot(owner))
+    store.install(other.id, 3, store.snapshot(owner.id))
     other.position = 4
 
     with pytest.raises(CacheMisuseError, match="has the state of position 3"):
         begin(store, [other])
     other.position = 3
     assert counts(advance(store, [other])) == [1.0]
+
+
+# -- rows that verify drafts ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rejected", range(4))
+def test_a_row_is_rewound_to_any_of_its_tokens(rejected: int) -> None:
+    """ST-3, SP-1: the state after each token of a verified row is kept; others stay put."""
+    store, row, peer = StateStore(), Owner(), Owner()
+    advance(store, [row, peer], length=2)
+    verify(store, [row, peer], 4)
+    row.position -= rejected
+    store.rewind(row.id, row.position)
+
+    assert counts(advance(store, [row, peer])) == [1.0 + 4 - rejected, 5.0]
+
+
+def test_a_state_that_no_step_kept_is_no_target_of_a_rewind() -> None:
+    """ST-3: plain steps keep the newest state alone, and a rewound row cannot go forth."""
+    store, row = StateStore(), Owner()
+    advance(store, [row], length=3)
+    with pytest.raises(CacheMisuseError, match=r"rewind sequence \d+ to position 2"):
+        store.rewind(row.id, 2)
+    store.rewind(row.id, 3)
+    store.rewind(row.id, 9)  # nothing was computed behind it
+    verify(store, [row], 3)
+    store.rewind(row.id, 4)
+    with pytest.raises(CacheMisuseError, match="rewind"):
+        store.rewind(row.id, 3)
+    row.position = 4
+
+    assert counts(advance(store, [row])) == [2.0]
+
+
+def test_kept_positions_go_with_the_next_step_or_the_sequence() -> None:
+    """ST-3: a trail lives for one step."""
+    store, row, peer = StateStore(), Owner(), Owner()
+    verify(store, [row, peer], 3)
+    assert store.num_bytes == 3 * 2 * ROW_BYTES
+    advance(store, [row, peer])
+    assert store.num_bytes == 2 * ROW_BYTES
+    verify(store, [row], 3)
+    store.release(row.id)
+    assert store.num_bytes == 2 * ROW_BYTES  # the stack of the row that sits out
 
 
 MIXED = RecurrentState([StateTensor("a", (3, 5)), StateTensor("b", (7,), "float32")])
@@ -231,7 +292,7 @@ def test_bytes_are_a_copy() -> None:
     """CT-6: the writer's bytes outlive the state that they were taken of."""
     store, owner = StateStore(), Owner()
     advance(store, [owner])
-    pieces = state_bytes(store.snapshot(owner))
+    pieces = state_bytes(store.snapshot(owner.id))
     before = [bytes(piece) for piece in pieces]
     for _ in range(3):
         advance(store, [owner])

@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from neve.errors import InvalidSamplingError
+from neve.sampling.acceptance import accepted
 from neve.sampling.row_state import RowState
-from neve.sampling.sampler import gumbel, sample
+from neve.sampling.sampler import Draw, SampledRows, draw, gumbel
 
 pytestmark = pytest.mark.mlx
 
@@ -47,6 +48,14 @@ def run(order: list[int], num_steps: int, make_row: MakeRow) -> dict[int, list[i
     ]
     columns = listed(mx.stack(steps, axis=1))
     return {i: columns[place] for place, i in enumerate(order)}
+
+
+def sample(logits: mx.array, rows: list[RowState]) -> SampledRows:
+    """Draw one token a row and accept it, as a step of decode rows does."""
+    sampled = draw(logits, [Draw(row) for row in rows])
+    for i, row in enumerate(rows):
+        row.accept(sampled.tokens[i : i + 1])
+    return sampled
 
 
 def listed(array: mx.array) -> Any:
@@ -350,3 +359,55 @@ def test_bias_outside_the_vocabulary(make_row: MakeRow):
     """A row checks its biases against the vocabulary."""
     with pytest.raises(InvalidSamplingError, match="logit_bias"):
         make_row(8, logit_bias={8: 1.0})
+
+
+# -- drawing and accepting are two things --------------------------------------------------
+
+
+@pytest.mark.parametrize("wishes", WISHES)
+def test_drawing_changes_nothing(make_row: MakeRow, wishes: dict[str, Any]):
+    """ST-5: the same position gives the same token however often it is drawn."""
+    row = make_row(VOCAB, prompt_tokens=[1, 2, 2], **wishes)
+    logits = step_logits(0, 0)[None]
+    before = (row.num_sampled, row.history)
+    drawn = [draw(logits, [Draw(row)]).tokens.item() for _ in range(3)]
+
+    assert len(set(drawn)) == 1
+    assert (row.num_sampled, row.history) == before
+
+
+@pytest.mark.parametrize("wishes", WISHES)
+def test_a_verified_position_gets_the_token_of_plain_decoding(
+    make_row: MakeRow, wishes: dict[str, Any]
+):
+    """ST-5, SP-1: seed, index and assumed tokens alone decide, penalties included."""
+    steps = [step_logits(0, step) for step in range(6)]
+    plain = make_row(VOCAB, prompt_tokens=[1, 2, 2], **wishes)
+    tokens = [listed(sample(x[None], [plain]).tokens)[0] for x in steps]
+    row = make_row(VOCAB, prompt_tokens=[1, 2, 2], **wishes)
+    sample(steps[0][None], [row])
+    drafts = tuple(tokens[1:5])
+    draws = [Draw(row, drafts[:k]) for k in range(5)]
+    drawn = listed(draw(mx.stack(steps[1:]), draws).tokens)
+
+    assert drawn == tokens[1:]
+    row.accept(mx.array(accepted(drafts, drawn)))
+    assert row.num_sampled == plain.num_sampled
+    if plain.history is not None:
+        assert row.history is not None
+        assert mx.array_equal(row.history.output_counts, plain.history.output_counts).item()
+
+
+@given(
+    drafts=st.lists(st.integers(0, 2), max_size=6),
+    truth=st.lists(st.integers(0, 2), min_size=7, max_size=7),
+)
+def test_accepted_drafts_are_those_that_were_drawn(drafts: list[int], truth: list[int]):
+    """SP-1: the longest run of right drafts and one token more, which is always the draw."""
+    drawn = truth[: len(drafts) + 1]
+    tokens = accepted(drafts, drawn)
+
+    assert tokens == drawn[: len(tokens)]
+    assert tokens[:-1] == drafts[: len(tokens) - 1]
+    assert len(tokens) == len(drafts) + 1 or tokens[-1] != drafts[len(tokens) - 1]
+    assert accepted([], []) == []

@@ -37,15 +37,16 @@ class Bench:
     previous: StepPlan | None = None
     finished: list[Request] = attrs.field(factory=list)
     plans: list[StepPlan] = attrs.field(factory=list)
-    num_turns: int = 0
+    requests: dict[int, Request] = attrs.field(factory=dict)
 
     @property
     def num_live_blocks(self) -> int:
         return self.cache.stats().groups[0].num_live
 
     def submit(self, prompt: list[int], max_tokens: int = 4, salt: int = 0) -> Request:
-        request = Request(RequestId(self.num_turns), list(prompt), max_tokens, SaltDomain(salt))
-        self.num_turns += 1
+        number = RequestId(len(self.requests))
+        request = Request(number, list(prompt), max_tokens, SaltDomain(salt))
+        self.requests[number] = request
         self.scheduler.submit(request)
         return request
 
@@ -62,12 +63,11 @@ class Bench:
 
     def settle(self, plan: StepPlan) -> None:
         for row in plan.rows:
-            token = token_after(row.request.tokens) if row.samples else None
-            if not self.scheduler.settle(row, token):
-                continue
-            if row.request.num_outputs >= row.request.max_tokens:
-                self.scheduler.finish(row.request)
-                self.finished.append(row.request)
+            tokens = self.requests[row.request].tokens
+            request = self.scheduler.settle(row, [token_after(tokens)] if row.samples else [])
+            if request is not None and request.num_outputs >= request.max_tokens:
+                self.scheduler.finish(request)
+                self.finished.append(request)
 
     def run(self, max_steps: int = 10_000) -> None:
         """Step until everything has finished."""

@@ -184,7 +184,7 @@ def make(make_bench) -> Make:
 
 
 def rows_of(plan):
-    return [(r.request.id, r.position, r.length) for r in plan.rows]
+    return [(r.request, r.position, r.length) for r in plan.rows]
 
 
 def step_until(bench, condition: Callable[[], object]) -> None:

@@ -45,15 +45,16 @@ def run(scheduler: Scheduler, cache: Coordinator) -> StepPlan:
     plan = scheduler.plan()
     scheduler.mark_in_flight(plan)
     for row in plan.rows:
-        scheduler.settle(row, 7 if row.samples else None)
-        end = row.position + row.length
-        if end in row.request.rungs:
-            cache.reach(row.sequence, KeptState(end, end), rung=True)
+        request = scheduler.settle(row, [7] if row.samples else [])
+        assert request is not None
+        if row.snapshot == "shared":
+            kept = KeptState(row.end, row.end)
+            cache.snapshots.reach(request.sequence, kept, shared=True)
     return plan
 
 
 def ends(plan: StepPlan) -> dict[int, int]:
-    return {row.request.id: row.position + row.length for row in plan.rows}
+    return {row.request: row.end for row in plan.rows}
 
 
 def test_a_prefill_stops_at_its_last_full_block(scheduler, cache):
@@ -61,7 +62,7 @@ def test_a_prefill_stops_at_its_last_full_block(scheduler, cache):
     request = submit(scheduler, 1)
 
     assert [ends(run(scheduler, cache)) for _ in range(2)] == [{1: 28}, {1: 29}]
-    assert request.rungs == [28]
+    assert request.boundaries == [28]
 
 
 def test_the_first_of_several_stops_where_they_part(scheduler, cache):

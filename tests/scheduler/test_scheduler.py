@@ -11,7 +11,7 @@ from neve.scheduler.request import RequestStatus
 
 
 def rows_of(plan):
-    return [(r.request.id, r.position, r.length, r.samples) for r in plan.rows]
+    return [(r.request, r.position, r.length, r.samples) for r in plan.rows]
 
 
 def test_prompt_is_computed_then_decoded(make_bench, expected_tokens):
@@ -158,7 +158,7 @@ def test_unrelated_turns_pass_one_that_waits_for_a_prefix(make_bench):
     stranger = bench.submit([7, 7, 7], max_tokens=2)
     first = bench.step()
 
-    assert [r.request.id for r in first.rows] == [0, stranger.id]
+    assert [r.request for r in first.rows] == [0, stranger.id]
 
 
 def test_waiting_turn_goes_on_when_the_owner_of_its_prefix_ends_early(make_bench):
@@ -197,8 +197,10 @@ def test_newest_turn_is_preempted_and_returns_first(make_bench, expected_tokens)
     bench.run()
 
     assert (old.preemptions, new.preemptions > 0) == (0, True)
-    taken = next(i for i, p in enumerate(bench.plans) if new in p.preempted)
-    later = [{r.request.id for r in p.rows} for p in bench.plans[taken:]]
+    taken = next(
+        i for i, p in enumerate(bench.plans) if new.id in [v.request for v in p.preempted]
+    )
+    later = [{r.request for r in p.rows} for p in bench.plans[taken:]]
     assert next(ids for ids in later if late.id in ids) >= {new.id}
     for request, prompt in ((old, [1, 2, 3, 4, 5, 6]), (new, [9, 8, 7, 6, 5, 4])):
         assert request.tokens == expected_tokens(prompt, 14)

@@ -51,19 +51,21 @@ class Device:
     find the content of its own past wherever its layers look.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, requests: dict[int, Request]) -> None:
+        self.requests = requests
         self.slots: dict[tuple[int, int, int], int] = {}
         self.texts: dict[RequestId, list[int]] = {}  # with tokens that the host has not read
 
     def compute(self, plan: StepPlan, sample: Callable[[list[int]], int]) -> None:
         for row in plan.rows:
-            if row.request.id not in self.texts or not row.request.num_in_flight:
-                self.texts[row.request.id] = list(row.request.tokens)
-            self.write(row.request, row.position, row.position + row.length)
+            request = self.requests[row.request]
+            if request.id not in self.texts or not request.num_in_flight:
+                self.texts[request.id] = list(request.tokens)
+            self.write(request, row.position, row.end)
         for row in plan.rows:
             self._verify(row)
             if row.samples:
-                self.texts[row.request.id].append(sample(self.texts[row.request.id]))
+                self.texts[row.request].append(sample(self.texts[row.request]))
 
     def write(self, request: Request, first: int, end: int) -> None:
         """Write positions `[first, end)` of a request's sequence in every group."""
@@ -89,12 +91,13 @@ class Device:
         return contents[1:]
 
     def _verify(self, row: PlannedRow) -> None:
-        contents = self._contents(row.request, row.position + row.length)
+        request = self.requests[row.request]
+        contents = self._contents(request, row.end)
         for group, (spec, table) in enumerate(
-            zip(LAYOUT.groups, row.sequence.tables, strict=True)
+            zip(LAYOUT.groups, request.sequence.tables, strict=True)
         ):
             oldest = spec.first_visible(row.position)
-            for position in range(oldest, row.position + row.length):
+            for position in range(oldest, row.end):
                 block = table.blocks[position // SIZE]
                 held = self.slots.get((group, block.id, position % SIZE))
                 assert held == contents[position], "a token sees its own past"
@@ -154,8 +157,8 @@ class Disk:
             return RestoreProgress(0, True)
         ids = request.sequence.tables[FULL].ids[first:end]
         self.device.write_blocks(request, FULL, ids, first)
-        assert self.cache.windows is not None
-        ids = self.cache.windows.install(request.sequence, end * SIZE)[SLIDING]
+        assert self.cache.kinds.windows is not None
+        ids = self.cache.kinds.windows.install(request.sequence, end * SIZE)[SLIDING]
         self.device.write_blocks(request, SLIDING, list(ids), end - len(ids))
         return RestoreProgress((end - first) * SIZE, True, KeptState(end * SIZE, None))
 
@@ -187,7 +190,8 @@ def make(make_bench, expected_tokens) -> Make:
         return expected_tokens(text, 1)[-1]
 
     def build(num_blocks=64, window_blocks=64, stored=(), **given: Any):
-        bench, device = make_bench(), Device()
+        bench = make_bench()
+        device = Device(bench.requests)
         allocators = [BlockAllocator(n + 1, SIZE) for n in (num_blocks, window_blocks)]
         bench.cache = Coordinator(LAYOUT, allocators, max_slice=SLICE)
         disk = Disk(bench.cache, device, [list(text) for text in stored])
@@ -384,7 +388,7 @@ def test_a_restore_may_end_anywhere_below(make, expected_tokens, lost):
     boundary = (10 - lost) * SIZE
 
     assert (request.cached_tokens, request.restored_tokens) == (boundary, boundary)
-    assert request.sequence.spare == ()
+    assert request.sequence.spare == {}
     bench.run()
     assert request.tokens == expected_tokens(PROMPT, 3)
     assert live(bench) == (0, 0)
@@ -609,7 +613,7 @@ class WindowMachine(RuleBasedStateMachine):
         assert RESIDENT is not None
         for request in self.having(RequestStatus.RUNNING):
             assert request.sequence.tables[SLIDING].num_held <= RESIDENT.most
-            assert request.sequence.spare == ()
+            assert request.sequence.spare == {}
 
     def teardown(self) -> None:
         if not hasattr(self, "bench"):

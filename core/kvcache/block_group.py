@@ -1,18 +1,18 @@
-"""One group at run time: its allocator, when its pool grows, and what a prefix needs of it."""
+"""One cache group of attention layers: its allocator, and the growth of its pool."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from ..contract.layer_spec import AttentionSpec, SlidingWindow
+from ..contract.layer_spec import AttentionSpec
 from ..errors import CacheExhaustedError, MemoryBudgetError
 from ..ids import BlockId
 from ..log import get_logger
 from .block import Block
 from .block_allocator import BlockAllocator
 from .block_identity import PrefixChain
-from .block_table import blocks_for
+from .block_table import BlockTable, blocks_for
 from .memory import Resident, grown_size
 from .stats import GroupStats, group_kind
 
@@ -20,7 +20,7 @@ GrowPool: TypeAlias = Callable[[int, int], None]
 """`(group, num_blocks)`: enlarge a physical pool, or raise `MemoryBudgetError` and leave it."""
 
 
-class GroupManager:
+class BlockGroup:
     """One group's allocator, with growth before eviction.
 
     Attributes:
@@ -79,9 +79,9 @@ class GroupManager:
         return size - 1
 
     @property
-    def is_window(self) -> bool:
-        """Whether its layers see a window only."""
-        return isinstance(self.spec, SlidingWindow)
+    def visible_tokens(self) -> int | None:
+        """Positions that its layers see; None for all of them."""
+        return None if self.spec is None else self.spec.visible_tokens
 
     @property
     def max_tokens(self) -> int | None:
@@ -114,10 +114,22 @@ class GroupManager:
         return self.num_available - cached
 
     def first_needed(self, num_tokens: int) -> int:
-        """Return the first block that a token behind `num_tokens` others still sees."""
+        """Return the index of the first block that a token at `num_tokens` sees."""
         if self.spec is None:
             return 0
         return self.spec.first_visible(num_tokens) // self.allocator.block_size
+
+    def share(self, table: BlockTable, num_blocks: int, blocks: Sequence[Block]) -> None:
+        """Begin an empty table with the last blocks of a prefix of `num_blocks` blocks.
+
+        Args:
+            table: The table of a new sequence.
+            num_blocks: Blocks of the prefix; the entries before `blocks` become null.
+            blocks: Published blocks, which are shared from now on.
+        """
+        self.allocator.share(blocks)
+        table.extend_null(num_blocks - len(blocks))
+        table.extend(blocks)
 
     def make_room(self, num_blocks: int) -> None:
         """See to it that `allocator.allocate(num_blocks)` succeeds.
@@ -162,44 +174,15 @@ class GroupManager:
             )
         self._last_refused = True
 
-    def find_prefix(self, chain: PrefixChain, max_blocks: int) -> list[Block]:
-        """Return the blocks of the longest prefix that can be gone on from, at most so long.
-
-        Where a window has moved on, the prefix ends at the deepest boundary whose window is
-        held as a whole, and the blocks before it are the null block. Changes nothing and
-        takes no reference.
-        """
-        return (self._find_window if self.is_window else self._find_chain)(chain, max_blocks)
-
-    def _lookup(self, chain: PrefixChain, index: int) -> Block | None:
+    def lookup(self, chain: PrefixChain, index: int) -> Block | None:
+        """Return the published block `index` of a chain, None if no block has its content."""
         return self.allocator.lookup(chain.hashes[index], chain.identities[index])
-
-    def _find_chain(self, chain: PrefixChain, max_blocks: int) -> list[Block]:
-        found: list[Block] = []
-        for index in range(max_blocks):
-            block = self._lookup(chain, index)
-            if block is None:
-                break
-            found.append(block)
-        return found
-
-    def _find_window(self, chain: PrefixChain, max_blocks: int) -> list[Block]:
-        size, boundary, found = self.allocator.block_size, max_blocks, list[Block]()
-        for first in range(max_blocks, 0, -1):
-            if first <= self.first_needed(boundary * size):
-                return [self.allocator.null] * first + found[::-1]
-            block = self._lookup(chain, first - 1)
-            if block is None:
-                boundary, found = first - 1, []
-            else:
-                found.append(block)
-        return found[::-1]
 
     def find_blocks(self, chain: PrefixChain, first: int, count: int) -> list[BlockId]:
         """Return the ids of published blocks `[first, first + count)`, up to the first hole."""
         found: list[BlockId] = []
         for index in range(first, min(first + count, len(chain.hashes))):
-            block = self._lookup(chain, index)
+            block = self.lookup(chain, index)
             if block is None:
                 break
             found.append(block.id)

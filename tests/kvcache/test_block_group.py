@@ -9,10 +9,12 @@ from structlog.testing import capture_logs
 
 from neve.contract.layer_spec import FullAttention, SlidingWindow
 from neve.errors import CacheExhaustedError, MemoryBudgetError
+from neve.kvcache.block import Block
 from neve.kvcache.block_allocator import BlockAllocator
+from neve.kvcache.block_group import BlockGroup
 from neve.kvcache.block_identity import PrefixChain
-from neve.kvcache.group_manager import GroupManager
 from neve.kvcache.memory import Resident
+from neve.kvcache.window_manager import WindowManager
 
 
 class Pool:
@@ -30,10 +32,10 @@ class Pool:
 
 def make_group(
     num_blocks: int, max_num_blocks: int, pool: Pool | None, cached: PrefixChain | None = None
-) -> GroupManager:
+) -> BlockGroup:
     """Return group 3, with `cached` in its prefix table and no reference to it."""
     allocator = BlockAllocator(num_blocks, 4, max_num_blocks)
-    group = GroupManager(3, allocator, None if pool is None else pool.grow)
+    group = BlockGroup(3, allocator, None if pool is None else pool.grow)
     if cached is not None:
         blocks = allocator.allocate(len(cached.hashes))
         for index, block in enumerate(blocks):
@@ -161,12 +163,12 @@ MakeChain = Callable[..., PrefixChain]
 
 def make_window(
     window: int | None, chain: PrefixChain, held: Sequence[int], *, max_slice: int = 8
-) -> GroupManager:
+) -> BlockGroup:
     """Return a group in whose prefix table the chain's blocks `held` are."""
     spec = FullAttention(1, 8) if window is None else SlidingWindow(window, 1, 8)
     allocator = BlockAllocator(40, chain.block_size)
     resident = Resident.of(spec, chain.block_size, max_slice)
-    group = GroupManager(1, allocator, None, spec, resident)
+    group = BlockGroup(1, allocator, None, spec, resident)
     for index in held:
         blocks = allocator.allocate(1)
         assert group.publish(blocks[0], chain, index)
@@ -204,14 +206,14 @@ def test_resident_blocks_are_those_of_a_window_and_its_slices(make_chain: MakeCh
 
     assert [group.num_resident(n) for n in (0, 1, 8, 20, 21, 1000)] == [0, 1, 2, 5, 6, 6]
     assert [full.num_resident(n) for n in (0, 1, 8, 1000)] == [0, 1, 2, 250]
-    assert (group.is_window, full.is_window) == (True, False)
+    assert (group.visible_tokens, full.visible_tokens) == (9, None)
 
 
 def test_null_blocks_are_nobodys(make_chain: MakeChain) -> None:
     """GR-3: an entry that a window has moved past counts as no block that is held."""
     chain = make_chain(range(24))
     group = make_window(8, chain, [3, 4, 5])
-    hit = group.find_prefix(chain, 6)
+    hit = find(group, chain, 6)
 
     assert hit[:4] == [group.allocator.null] * 4
     assert [block.hash for block in group.real_blocks(hit)] == chain.hashes[4:]
@@ -219,7 +221,12 @@ def test_null_blocks_are_nobodys(make_chain: MakeChain) -> None:
     assert group.available_beside(hit) == group.num_available - 2
 
 
-def longest_naively(group: GroupManager, chain: PrefixChain, held: set[int], limit: int) -> int:
+def find(group: BlockGroup, chain: PrefixChain, limit: int) -> list[Block]:
+    """Return the entries that the manager of a window finds."""
+    return WindowManager([group], 8).find(chain, limit).blocks[group.index]
+
+
+def longest_naively(group: BlockGroup, chain: PrefixChain, held: set[int], limit: int) -> int:
     """Return the deepest boundary at which every block that the next token sees is held."""
     size = chain.block_size
     fits = [
@@ -246,7 +253,7 @@ def test_the_deepest_boundary_whose_window_is_held(
     """GR-7: whatever blocks are left, the answer is the deepest boundary they suffice for."""
     chain = make_chain(range(40))
     group = make_window(window, chain, sorted(held))
-    found = group.find_prefix(chain, limit)
+    found = find(group, chain, limit)
     first = group.first_needed(len(found) * 4)
 
     assert len(found) == longest_naively(group, chain, held, limit)
@@ -261,7 +268,7 @@ def test_a_collision_in_a_window_is_a_hole(make_chain: MakeChain) -> None:
     other.hashes[4] = chain.hashes[4]
     other.hashes[5] = chain.hashes[5]
 
-    assert group.find_prefix(other, 6) == []
+    assert find(group, other, 6) == []
 
 
 def test_an_expired_block_counts_as_published(make_chain: MakeChain) -> None:
@@ -283,6 +290,6 @@ def test_a_pool_that_holds_a_window_bounds_no_sequence(
     """GR-4: a window and one slice are enough for any length; less bounds a sequence."""
     spec = FullAttention(1, 8) if window is None else SlidingWindow(window, 1, 8)
     resident = Resident.of(spec, 4, 8)
-    group = GroupManager(0, BlockAllocator(num_blocks, 4), None, spec, resident)
+    group = BlockGroup(0, BlockAllocator(num_blocks, 4), None, spec, resident)
 
     assert group.max_tokens == bound

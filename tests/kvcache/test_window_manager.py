@@ -16,7 +16,7 @@ from neve.ids import BlockHash, SequenceId
 from neve.kvcache.block_allocator import BlockAllocator
 from neve.kvcache.coordinator import Coordinator
 from neve.kvcache.sequence import Sequence as CacheSequence
-from neve.kvcache.window_keeper import WindowKeeper
+from neve.kvcache.window_manager import WindowManager
 from neve.kvcache.window_retention import WindowRules
 
 SIZE = 4
@@ -29,9 +29,9 @@ def text(length: int, name: int = 0) -> list[int]:
     return [1000 * (name + 1) + i for i in range(length)]
 
 
-def keeper(coordinator: Coordinator) -> WindowKeeper:
-    assert coordinator.windows is not None
-    return coordinator.windows
+def keeper(coordinator: Coordinator) -> WindowManager:
+    assert coordinator.kinds.windows is not None
+    return coordinator.kinds.windows
 
 
 def step(coordinator: Coordinator, sequence: CacheSequence, n: int) -> None:
@@ -48,7 +48,7 @@ def decode(coordinator: Coordinator, sequence: CacheSequence, n: int) -> None:
 
 def held_on_to(coordinator: Coordinator) -> list[int]:
     """Return the boundaries that are held on to, in publish order, in tokens."""
-    return [entry.boundary for entry in keeper(coordinator).snapshots.entries]
+    return [entry.boundary for entry in keeper(coordinator).pins.snapshots.entries]
 
 
 def check_pins(coordinator: Coordinator) -> None:
@@ -56,7 +56,7 @@ def check_pins(coordinator: Coordinator) -> None:
     coordinator.check()
     for group in coordinator.groups:
         expected = Counter[BlockHash]()
-        for entry in keeper(coordinator).snapshots.entries if group.is_window else ():
+        for entry in keeper(coordinator).pins.snapshots.entries if group.visible_tokens else ():
             first = group.first_needed(entry.boundary)
             expected.update(entry.chain[first : entry.num_blocks])
         assert dict(group.allocator._pins) == dict(expected)
@@ -74,7 +74,7 @@ def hit_length(coordinator: Coordinator, tokens: Sequence[int]) -> int:
 
 def test_layers_without_a_window_need_no_keeper(make_windowed: MakeWindowed) -> None:
     """GR-1: where every block stays there is nothing to move on."""
-    assert make_windowed(None, None).windows is None
+    assert make_windowed(None, None).kinds.windows is None
 
 
 def test_a_row_counts_all_windowed_layers_and_the_longest_window(
@@ -95,7 +95,7 @@ def test_a_row_counts_all_windowed_layers_and_the_longest_window(
     for n in (12, 37):
         step(coordinator, sequence, n)
     row_bytes = 4 * (2 * 2 * (16 + 16) + 1 * (4 + 4))
-    entries = keeper(coordinator).snapshots.entries
+    entries = keeper(coordinator).pins.snapshots.entries
 
     assert [entry.boundary for entry in entries] == [40, 48]
     assert [entry.num_bytes for entry in entries] == [20 * row_bytes] * 2
@@ -117,7 +117,7 @@ def test_the_cadence_is_a_window_and_anchors_come_on_top(
     window: int, anchors: tuple[int, ...], expected: list[int], make_windowed: MakeWindowed
 ) -> None:
     """SD-5: cadence union grid, `max(window, block)` rounded up to blocks, pinned at zero."""
-    windows = keeper(make_windowed(None, window))
+    windows = keeper(make_windowed(None, window)).pins
     windows.want_anchors(anchors)
 
     assert windows.boundaries(2, 10) == expected
@@ -130,7 +130,7 @@ def test_without_a_cold_tier_the_newest_two_are_held_on_to(
     coordinator = make_windowed(None, 8)
     prefill(coordinator, 1, text(30))
 
-    assert keeper(coordinator).rules == WindowRules()
+    assert keeper(coordinator).pins.rules == WindowRules()
     assert held_on_to(coordinator) == [24, 28]
     check_pins(coordinator)
     prefill(coordinator, 2, text(14, 1))
@@ -194,20 +194,20 @@ def test_what_is_held_on_to_does_not_follow_the_slices(
 ) -> None:
     """SD-5: however a prefill is cut it passes the same boundaries, and is split at none."""
     coordinator = make_windowed(None, 16, 6, max_slice=chunk)
-    keeper(coordinator).want_anchors((1, 4, 9))
+    keeper(coordinator).pins.want_anchors((1, 4, 9))
     sequence = attach(coordinator, 1, text(48))
     while sequence.cursor < 48:
         step(coordinator, sequence, min(chunk, 48 - sequence.cursor))
         check_pins(coordinator)
 
     assert sorted(held_on_to(coordinator)) == [4, 16, 36, 44, 48]
-    assert [b for b in range(4, 49, 4) if keeper(coordinator).find(sequence.chain, b // 4)]
+    assert [b for b in range(4, 49, 4) if keeper(coordinator).blocks_at(sequence.chain, b // 4)]
 
 
 def test_decoding_publishes_anchors_too(make_windowed: MakeWindowed, prefill: Start) -> None:
     """SD-5: an anchor that a prompt did not reach is held on to when the answer passes it."""
     coordinator = make_windowed(None, 1024, num_blocks=128, block_size=16)
-    keeper(coordinator).want_anchors(anchor_grid(1, 4))
+    keeper(coordinator).pins.want_anchors(anchor_grid(1, 4))
     sequence = prefill(coordinator, 1, text(200))
 
     assert held_on_to(coordinator) == [64, 192]
@@ -223,15 +223,15 @@ def test_the_seeds_example_through_the_cache(chunk: int) -> None:
     coordinator = Coordinator(
         layout, [BlockAllocator(600, 16) for _ in range(2)], max_slice=chunk
     )
-    keeper(coordinator).want_anchors(anchor_grid(1, 4))
+    keeper(coordinator).pins.want_anchors(anchor_grid(1, 4))
     sequence = coordinator.open(SequenceId(1), text(8140))
     coordinator.attach(sequence, coordinator.match_prefix(sequence))
     while sequence.cursor < 8140:
         step(coordinator, sequence, min(chunk, 8140 - sequence.cursor))
 
-    assert keeper(coordinator).rules.max_snapshots == 6
+    assert keeper(coordinator).pins.rules.max_snapshots == 6
     assert held_on_to(coordinator) == [64, 256, 1024, 4096, 7168, 8128]
-    assert keeper(coordinator).snapshots.num_bytes == 64 * 655_360 * (1 + 4 + 4 * 16)
+    assert keeper(coordinator).pins.snapshots.num_bytes == 64 * 655_360 * (1 + 4 + 4 * 16)
     check_pins(coordinator)
 
 
@@ -244,7 +244,7 @@ def test_one_prefix_is_held_on_to_once(make_windowed: MakeWindowed) -> None:
     for sequence in sequences:
         step(coordinator, sequence, 18)
         check_pins(coordinator)
-    entries = keeper(coordinator).snapshots.entries
+    entries = keeper(coordinator).pins.snapshots.entries
 
     assert [(entry.owner, entry.boundary) for entry in entries] == [("o1", 8), ("o1", 16)]
     for sequence in sequences:
@@ -257,7 +257,7 @@ def test_clearing_takes_every_pin_back(make_windowed: MakeWindowed, prefill: Sta
     coordinator = make_windowed(None, 8)
     prefill(coordinator, 1, text(30))
     before = coordinator.stats()
-    keeper(coordinator).clear()
+    keeper(coordinator).pins.clear()
 
     assert held_on_to(coordinator) == []
     assert coordinator.stats() == before
@@ -279,7 +279,7 @@ def test_pins_are_the_windows_that_are_held_on_to(
     """SD-6: after any mixture of requests each entry's blocks are pinned once."""
     coordinator = make_windowed(None, 8, 5, num_blocks=48, max_slice=11)
     if anchors:
-        keeper(coordinator).want_anchors(anchors)
+        keeper(coordinator).pins.want_anchors(anchors)
     live: dict[int, CacheSequence] = {}
     for count, (name, n) in enumerate(steps):
         if name not in live:
@@ -288,7 +288,7 @@ def test_pins_are_the_windows_that_are_held_on_to(
         sequence = live[name]
         step(coordinator, sequence, min(n, 37 - sequence.cursor))
         check_pins(coordinator)
-        assert len(held_on_to(coordinator)) <= keeper(coordinator).rules.max_snapshots
+        assert len(held_on_to(coordinator)) <= keeper(coordinator).pins.rules.max_snapshots
         if sequence.cursor == 37:
             coordinator.release(live.pop(name))
             check_pins(coordinator)
@@ -302,13 +302,13 @@ def test_a_wish_is_no_hit(make_windowed: MakeWindowed, prefill: Start) -> None:
     coordinator = make_windowed(None, 8)
     sequence = prefill(coordinator, 1, text(30))
     coordinator.release(sequence)
-    keeper(coordinator).clear()
+    keeper(coordinator).pins.clear()
     assert hit_length(coordinator, text(30)) == 28
 
     coordinator.groups[1].allocator.purge()
-    keeper(coordinator).keep("", sequence.chain, 7)
+    keeper(coordinator).pins.keep("", sequence.chain, 7)
     assert hit_length(coordinator, text(30)) == 0
-    assert keeper(coordinator).find(sequence.chain, 7) is None
+    assert keeper(coordinator).blocks_at(sequence.chain, 7) is None
     check_pins(coordinator)
 
 
@@ -317,18 +317,18 @@ def test_pinned_windows_are_evicted_after_what_was_moved_past(
 ) -> None:
     """SD-6: an anchor's blocks outlive those between anchors, which nobody holds on to."""
     coordinator = make_windowed(None, 16, num_blocks=[64, 13])
-    keeper(coordinator).want_anchors((1, 4))
+    keeper(coordinator).pins.want_anchors((1, 4))
     sequence = prefill(coordinator, 1, text(48))
     allocator = coordinator.groups[1].allocator
     before = {
-        index for index in range(12) if keeper(coordinator).find(sequence.chain, index + 1)
+        index for index in range(12) if keeper(coordinator).blocks_at(sequence.chain, index + 1)
     }
     allocator.free(allocator.allocate(allocator.num_free + len(allocator._expired)))
 
     assert before == set(range(12))
     assert held_on_to(coordinator) == [4, 16, 44, 48]
-    assert all(keeper(coordinator).find(sequence.chain, b // 4) for b in (4, 16, 44, 48))
-    assert not any(keeper(coordinator).find(sequence.chain, n) for n in (8, 9, 10))
+    assert all(keeper(coordinator).blocks_at(sequence.chain, b // 4) for b in (4, 16, 44, 48))
+    assert not any(keeper(coordinator).blocks_at(sequence.chain, n) for n in (8, 9, 10))
     check_pins(coordinator)
 
 
@@ -341,7 +341,7 @@ def test_what_a_window_has_just_moved_past_is_still_its_end(
     """
     coordinator = make_windowed(None, 6)
     sequence = prefill(coordinator, 1, text(27))
-    keeper(coordinator).clear()
+    keeper(coordinator).pins.clear()
     decode(coordinator, sequence, 3)
     allocator = coordinator.groups[1].allocator
     needed = sequence.chain.hashes[5:7]
@@ -360,13 +360,13 @@ def test_deepest_and_find_agree(make_windowed: MakeWindowed, prefill: Start) -> 
     windows = keeper(coordinator)
 
     assert [windows.deepest(chain, limit) for limit in range(8)] == list(range(8))
-    assert windows.find(chain, 7) == {
+    assert windows.blocks_at(chain, 7) == {
         1: coordinator.groups[1].find_blocks(chain, 5, 2),
         2: coordinator.groups[2].find_blocks(chain, 6, 1),
     }
     gone = coordinator.groups[2].allocator._table[chain.hashes[5]]
     coordinator.groups[2].allocator._unpublish(gone)
-    assert windows.find(chain, 6) is None
+    assert windows.blocks_at(chain, 6) is None
     assert [windows.deepest(chain, limit) for limit in (5, 6, 7)] == [5, 5, 7]
 
 
@@ -390,7 +390,7 @@ def finish(coordinator: Coordinator, sequence: CacheSequence, boundary: int) -> 
     """Commit and publish what was restored, and undo the rest."""
     coordinator.commit(sequence, boundary - sequence.frontier)
     coordinator.publish(sequence)
-    coordinator.rollback(sequence, sequence.cursor - sequence.frontier)
+    coordinator.rewind(sequence, sequence.cursor - sequence.frontier)
     check_pins(coordinator)
 
 
@@ -409,7 +409,7 @@ def test_a_restore_ends_where_its_window_was_found(
     installed = keeper(coordinator).install(sequence, boundary)
     finish(coordinator, sequence, boundary)
 
-    assert sequence.spare == ()
+    assert sequence.spare == {}
     assert (sequence.cursor, sequence.frontier, sequence.num_published) == (
         boundary,
         boundary,
@@ -417,7 +417,7 @@ def test_a_restore_ends_where_its_window_was_found(
     )
     for group, table in zip(coordinator.groups, sequence.tables, strict=True):
         first = group.first_needed(boundary)
-        if group.is_window:
+        if group.visible_tokens:
             assert table.num_expired == first
             assert table.ids[first:] == installed[group.index]
             assert len(table) == boundary // SIZE
@@ -439,7 +439,7 @@ def test_a_restore_that_finds_no_window_gives_everything_back(
     sequence = begin(coordinator, 1, text(30), 24)
     finish(coordinator, sequence, 0)
 
-    assert sequence.spare == ()
+    assert sequence.spare == {}
     held = [table.num_held for table in sequence.tables]
     assert live_blocks(coordinator) == held
     assert [n for n, w in zip(held, windows, strict=True) if w] == [0] * (len(windows) - 1)
@@ -519,7 +519,7 @@ def test_a_boundary_that_a_restore_jumped_over_is_not_held_on_to(
 ) -> None:
     """SD-6: of a restored prefix only the end has its window; wishes for others cost places."""
     coordinator = make_windowed(None, 8)
-    keeper(coordinator).want_anchors((1, 4))
+    keeper(coordinator).pins.want_anchors((1, 4))
     sequence = begin(coordinator, 1, text(50), 44)
     keeper(coordinator).install(sequence, 44)
     finish(coordinator, sequence, 44)
@@ -574,7 +574,8 @@ def test_any_restore_leaves_a_cache_that_is_sound(
     end = min(hot // SIZE + proposed, 19)
     sequence = begin(coordinator, 2, tokens, end * SIZE)
     start = sequence.frontier // SIZE
-    for window, table, spare in zip(windows, sequence.tables, sequence.spare, strict=True):
+    for group, (window, table) in enumerate(zip(windows, sequence.tables, strict=True)):
+        spare = sequence.spare.get(group, [])
         most = -(-(window - 1) // SIZE) if window else end
         assert len(spare) <= most
         assert table.num_held <= max(most, 1)

@@ -1,0 +1,168 @@
+"""Requests with their callers, and how each of them ends."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import attrs
+
+from ..errors import NeveError
+from ..ids import RequestId
+from ..log import get_logger
+from ..sampling.sampler import RowState
+from ..scheduler.request import Request, RequestStatus
+from .completion import CacheReport, Completion, Timings, Usage
+from .core import Core, ModelInfo
+from .handles import Handle
+from .output import RequestOutput
+
+
+@attrs.define(eq=False)
+class Job:
+    """A request with its caller, its sampling state and its text."""
+
+    request: Request
+    handle: Handle
+    state: RowState
+    output: RequestOutput
+    submitted_at: float
+    admitted_at: float = 0.0
+    first_token_at: float = 0.0
+
+
+class Jobs:
+    """The jobs that have not ended. Owned by the engine thread."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._jobs: dict[RequestId, Job] = {}
+        self._log = get_logger("engine")
+
+    def __getitem__(self, request: RequestId) -> Job:
+        return self._jobs[request]
+
+    def __iter__(self) -> Iterator[Job]:
+        return iter(list(self._jobs.values()))
+
+    def add(self, job: Job) -> None:
+        """Enter a job whose request is in the scheduler's queue."""
+        self._jobs[job.request.id] = job
+        self._core.journal.begin(job.request.id)
+
+    def cancel(self, request: RequestId) -> None:
+        """End a job that its caller has given up; harmless if it has ended."""
+        job = self._jobs.pop(request, None)
+        if job is not None:
+            self._core.journal.forget(request)
+            self._persist(job.request, _nothing)
+            self._core.scheduler.finish(job.request)
+            job.handle._cancelled()
+
+    def complete(self, job: Job) -> None:
+        """End a job whose answer is whole."""
+        request, journal = job.request, self._core.journal
+        del self._jobs[request.id]
+        completion = completion_of(job, self._core.info, has_cold=self._core.cold is not None)
+        reason = completion.finish_reason
+        journal.trace.event("turn_finished", turn=request.id, reason=reason)
+        self._persist(request, partial(journal.end, request.id, completion))
+        self._core.scheduler.finish(request)
+        job.handle._finish(completion)
+
+    def _persist(self, request: Request, done: Callable[[], None]) -> None:
+        """Have a request's blocks written; `done` is called when that has ended."""
+        if self._core.cold is None:
+            done()
+        else:
+            self._core.cold.captures.remember(request, done)
+
+    def fail(self, job: Job, error: BaseException) -> None:
+        """End a job with an error."""
+        del self._jobs[job.request.id]
+        self._core.journal.forget(job.request.id)
+        self._core.scheduler.finish(job.request)
+        job.handle._fail(error)
+
+    def fail_running(self, error: Exception) -> None:
+        """Fail every request that a broken step may have touched; those that wait go on.
+
+        Only committed blocks were ever published, so no other request has seen what the
+        broken step wrote.
+        """
+        self._log.error("engine.step.failed", error=repr(error))
+        for job in self:
+            request = job.request
+            if request.status is RequestStatus.RUNNING or request.awaits_tokens:
+                self.fail(job, _as_neve_error(error))
+        self._core.scheduler.requeue_restoring()
+
+
+def completion_of(job: Job, info: ModelInfo, *, has_cold: bool) -> Completion:
+    """Return what the caller of a finished job gets.
+
+    Args:
+        job: The job.
+        info: About the model.
+        has_cold: Whether prefixes may be on disk.
+    """
+    request, output = job.request, job.output
+    assert output.finish_reason is not None
+    assert request.cached_tokens is not None
+    start, now = job.submitted_at, time.perf_counter()
+    return Completion(
+        text=output.text,
+        tokens=tuple(output.tokens),
+        finish_reason=output.finish_reason,
+        usage=Usage(
+            request.num_prompt_tokens,
+            len(output.tokens),
+            request.cached_tokens,
+            request.restored_tokens,
+        ),
+        cache_report=_cache_report(request, info, has_cold=has_cold),
+        timings=Timings(
+            queue_ms=(job.admitted_at - start) * 1e3,
+            ttft_ms=(job.first_token_at - start) * 1e3,
+            total_ms=(now - start) * 1e3,
+        ),
+        logprobs=tuple(output.logprobs),
+    )
+
+
+def _cache_report(request: Request, info: ModelInfo, *, has_cold: bool) -> CacheReport:
+    cached, restored = request.cached_tokens or 0, request.restored_tokens
+    size = info.settings.cache.paged_block_size
+    complete = cached >= (request.num_prompt_tokens - 1) // size * size
+    found_all = complete and info.lane == "paged"
+    return CacheReport(
+        hot_tokens=cached - restored,
+        restored_tokens=restored,
+        computed_tokens=request.num_prompt_tokens - cached,
+        miss=None if found_all else _miss(request, info.lane, has_cold=has_cold),
+        preemptions=request.preemptions,
+    )
+
+
+def _miss(request: Request, lane: str, *, has_cold: bool) -> str:
+    """Return why a request did not find all of its prefix."""
+    if lane == "flat":
+        return "no_cache"
+    cached = request.cached_tokens or 0
+    if request.miss not in {None, "no_block"} or request.held_tokens <= cached:
+        return request.miss or "no_block"
+    # the next block is there: what the disk lacks, or would lack, is the state behind it
+    return "no_sidecar" if has_cold else "no_state"
+
+
+def _nothing() -> None:
+    """Do nothing."""
+
+
+def _as_neve_error(error: Exception) -> Exception:
+    if isinstance(error, NeveError):
+        return error
+    wrapped = NeveError(f"the step failed: {type(error).__name__}: {error}")
+    wrapped.__cause__ = error
+    return wrapped

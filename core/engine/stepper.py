@@ -1,0 +1,190 @@
+"""One step after another: plan, build, read the step before, start, settle.
+
+    build n+1   while the device computes n; the rows' newest tokens are still on it
+    start n+1   if kernels make all writes to pages
+    read n      waits for the device
+    start n+1   else, at once: the device idles only between these two calls
+    settle n    text, stop rules, publication: beside the device's work
+
+A request that turns out to have ended in step n is already a row of n+1. The row is computed
+and forgotten: it writes behind the committed frontier, into a block that no other request
+reads. A request that must see its newest token before it can be planned sits out step n+1,
+and its neighbours do not notice.
+"""
+
+from __future__ import annotations
+
+import time
+
+import attrs
+import mlx.core as mx
+
+from ..errors import CacheExhaustedError
+from ..ids import RequestId
+from ..sampling.acceptance import accepted
+from ..sampling.sampler import RowState
+from ..scheduler.plan import PlannedRow, StepPlan
+from ..scheduler.request import Request
+from .completion import TokenLogprob
+from .core import Core
+from .jobs import Job, Jobs
+from .lanes import RowSnapshot
+from .runner import Step
+
+CLEAR_CACHE_STEPS = {"paged": 1024, "flat": 256}
+"""Steps after which MLX's buffer cache is emptied, by lane."""
+
+
+class Stepper:
+    """Keeps one step in flight. Owned by the engine thread."""
+
+    def __init__(self, core: Core, jobs: Jobs) -> None:
+        self._core = core
+        self._jobs = jobs
+        self._scheduler = core.scheduler
+        self._cold = core.cold
+        self._in_flight: Step | None = None
+        self._num_steps = 0
+        self._read_at = 0.0
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether a step has been started and not read."""
+        return self._in_flight is not None
+
+    def step(self) -> None:
+        """Start the next step and settle the one before it."""
+        previous, self._in_flight = self._in_flight, None
+        try:
+            step = self._build(previous)
+        except Exception as error:  # noqa: BLE001  a family's forward may raise anything
+            self._jobs.fail_running(error)
+            self._core.runner.lane.reset()
+            return
+        early = self._starts_early(step, previous)
+        try:
+            if early:
+                self._start(step)
+            results = previous.read(others_run=early) if previous else ([], [])
+            if previous is not None:
+                self._measure(previous)
+            if not early:
+                self._start(step)
+        except Exception as error:  # noqa: BLE001  so may the device
+            self._jobs.fail_running(error)
+            self._core.runner.lane.reset()
+            return
+        self._in_flight = step
+        if previous is not None:
+            self._settle(previous, *results)
+
+    def _build(self, previous: Step | None) -> Step | None:
+        plan = self._scheduler.plan()
+        for victim in plan.preempted:
+            mode = "spill" if victim.spilled else "recompute"
+            self._core.journal.trace.event("turn_preempted", turn=victim.request, mode=mode)
+        for starved in plan.starved:
+            error = CacheExhaustedError(1, self._scheduler.stats().block_available)
+            self._jobs.fail(self._jobs[starved], error)
+        if not plan.rows:
+            return None
+        now = time.perf_counter()
+        jobs = {row.request: self._jobs[row.request] for row in plan.rows}
+        for job in jobs.values():
+            self._note_admission(job, now)
+        states = {request: job.state for request, job in jobs.items()}
+        step = self._core.runner.build(plan, previous, states)
+        self._scheduler.mark_in_flight(plan)
+        self._count_step(plan, states)
+        return step
+
+    def _note_admission(self, job: Job, now: float) -> None:
+        if job.admitted_at:
+            return
+        job.admitted_at, request = now, job.request
+        self._core.journal.trace.event(
+            "turn_admitted",
+            turn=request.id,
+            hot_tokens=(request.cached_tokens or 0) - request.restored_tokens,
+            restored_tokens=request.restored_tokens,
+        )
+
+    def _count_step(self, plan: StepPlan, states: dict[RequestId, RowState]) -> None:
+        if all(row.samples and _is_plain(states[row.request]) for row in plan.rows):
+            self._scheduler.counters.fused_greedy_epilogue_steps += 1
+        self._num_steps += 1
+        if self._num_steps % CLEAR_CACHE_STEPS[self._core.info.lane] == 0:
+            mx.clear_cache()
+
+    def _starts_early(self, step: Step | None, previous: Step | None) -> bool:
+        """Return whether a step can go to the device before the one before it is read.
+
+        The device then never waits for the host. Writes of operations to pages, a step's own
+        keys or blocks from the disk, would copy pools while another step reads them. Two
+        steps with slices would need memory for what both compute in between.
+        """
+        if step is None or previous is None or not (step.in_place and previous.in_place):
+            return False
+        restored = self._cold is not None and self._cold.restores.wrote
+        return bool(previous.tokens) and (step.decodes or previous.decodes) and not restored
+
+    def _start(self, step: Step | None) -> None:
+        restores = None if self._cold is None else self._cold.restores
+        if step is not None:
+            step.start()
+        elif restores is not None and restores.wrote:
+            # no step takes the restored blocks along
+            mx.eval(*self._core.runner.lane.arrays(()))
+        if restores is not None:
+            restores.wrote = False
+
+    def _measure(self, step: Step) -> None:
+        """Record the device time of a step that contains prefill."""
+        began, self._read_at = max(step.started_at, self._read_at), time.perf_counter()
+        if self._cold is not None and step.plan.has_slices:
+            self._cold.record_step(step.plan.num_tokens, self._read_at - began)
+
+    def _settle(
+        self, step: Step, tokens: list[int], logprobs: list[TokenLogprob | None]
+    ) -> None:
+        snapshots = {snapshot.row.request: snapshot for snapshot in step.snapshots}
+        for row in step.plan.rows:
+            first = step.sources.get(row.request, 0)
+            drawn = slice(first, first + row.num_logits)
+            kept = accepted(row.drafts, tokens[drawn])
+            request = self._scheduler.settle(row, kept)
+            if request is None:
+                continue
+            if row.request in snapshots:
+                self._keep(request, snapshots[row.request])
+            self._deliver(row, kept, logprobs[drawn])
+
+    def _keep(self, request: Request, snapshot: RowSnapshot) -> None:
+        """Keep a state that a step has reached, unless its request has lost its sequence."""
+        row, sequence = snapshot.row, request.sequence
+        if sequence is not None and sequence.id == row.sequence:
+            cache = self._core.runner.lane.cache
+            cache.snapshots.reach(sequence, snapshot.state, shared=row.snapshot == "shared")
+
+    def _deliver(
+        self, row: PlannedRow, tokens: list[int], logprobs: list[TokenLogprob | None]
+    ) -> None:
+        """Give a request's tokens to its caller, up to the one that ends the answer."""
+        job = self._jobs[row.request]
+        if tokens and row.drafts:
+            job.state.accept(mx.array(tokens, mx.int32))
+        for token, logprob in zip(tokens, logprobs, strict=False):
+            job.first_token_at = job.first_token_at or time.perf_counter()
+            wanted = job.state.params.logprobs
+            if logprob is not None:
+                logprob = attrs.evolve(logprob, top=logprob.top[:wanted]) if wanted else None
+            job.handle._add(job.output.add(token, logprob))
+            if job.output.finish_reason is not None:
+                self._jobs.complete(job)
+                return
+
+
+def _is_plain(state: RowState) -> bool:
+    """Whether a row is sampled by the wave's argmax and nothing else."""
+    params = state.params
+    return params.greedy and not params.penalised and not params.logit_bias

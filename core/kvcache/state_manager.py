@@ -1,0 +1,189 @@
+"""Recurrent states: snapshots at boundaries, and the states of live sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
+
+from ..ids import BlockHash, SequenceId
+from .block_group import BlockGroup
+from .block_identity import PrefixChain
+from .manager import Found
+from .pending import PendingBlocks
+from .sequence import Sequence as CacheSequence
+from .state_keeper import KeptState, StateKeeper
+
+
+class LiveStates(Protocol):
+    """The states of live sequences, on the device; see `pools.state_store.StateStore`."""
+
+    def install(self, sequence: SequenceId, position: int, state: Any) -> None:
+        """Let a sequence continue at `position` from a state that was kept or restored."""
+        ...
+
+    def rewind(self, sequence: SequenceId, position: int) -> None:
+        """Take a sequence's state back to an earlier position of its last step.
+
+        Raises:
+            CacheMisuseError: The step kept no state there.
+        """
+        ...
+
+    def release(self, sequence: SequenceId) -> None:
+        """Forget a sequence's state; harmless if there is none."""
+        ...
+
+
+class StateManager:
+    """Says where a model with recurrent layers can continue. A `manager.Manager`.
+
+    A state is the sum of all positions before it, so it continues at exactly one boundary of
+    one chain. Pure bookkeeping; owned by the engine thread.
+
+    Attributes:
+        groups: None, since states are not kept in blocks.
+        enabled: True: the model keeps recurrent state.
+        keeper: Snapshots at boundaries; None keeps none, so that no prefix is ever found.
+        live: The states of live sequences; None in tests of the bookkeeping alone.
+        num_publications: Rises whenever a promised boundary gets its snapshot or is given up.
+    """
+
+    groups: Sequence[BlockGroup] = ()
+    enabled = True
+
+    def __init__(self, block_size: int, keeper: StateKeeper | None) -> None:
+        self.keeper = keeper
+        self.live: LiveStates | None = None
+        self._block_size = block_size
+        self._promised = PendingBlocks()
+        self.num_publications = 0
+
+    # -- the operations of a manager -------------------------------------------------------
+
+    def find(self, chain: PrefixChain, limit: int) -> Found:
+        """Return the deepest boundary with a snapshot."""
+        if self.keeper is None:
+            return Found(0)
+        deepest = self.keeper.deepest_boundary(chain.hashes[:limit])
+        state = self.keeper.state_at(chain.hashes[deepest - 1]) if deepest else None
+        return Found(deepest, state=state)
+
+    def attach(self, sequence: CacheSequence, found: Found) -> None:
+        """Continue from the snapshot; a prefix without one latches the sequence."""
+        sequence.latched = found.num_blocks > 0 and found.state is None
+        if found.state is not None:
+            self._install(sequence, found.num_blocks * self._block_size, found.state)
+
+    def make_room(self, sequence: CacheSequence, end: int) -> None:
+        """Do nothing: the states of running sequences are allocated at load."""
+
+    def reserve(self, sequence: CacheSequence, end: int) -> None:
+        """Do nothing: a state has one size."""
+
+    def make_restore_room(self, sequence: CacheSequence, end: int) -> None:
+        """Do nothing."""
+
+    def reserve_restore(self, sequence: CacheSequence, end: int) -> None:
+        """Do nothing."""
+
+    def publish(self, sequence: CacheSequence, index: int) -> bool:
+        """Return True: a block has no part of the state."""
+        return True
+
+    def commit(self, sequence: CacheSequence, first: int) -> None:
+        """Do nothing: `reach` brings the snapshots, after the step that computed them."""
+
+    def check_rewind(self, sequence: CacheSequence, end: int) -> None:
+        """Allow every rewind; `LiveStates.rewind` refuses where no state was kept."""
+
+    def rewind(self, sequence: CacheSequence) -> None:
+        """Take the state back to the cursor."""
+        if self.live is not None:
+            self.live.rewind(sequence.id, sequence.cursor)
+
+    def expire(self, sequence: CacheSequence) -> None:
+        """Do nothing: the newest state is the only one."""
+
+    def release(self, sequence: CacheSequence) -> None:
+        """Keep the newest boundary's state for others and forget the sequence's own."""
+        if self.keeper is not None and sequence.reached is not None:
+            self.keeper.keep(sequence.owner, sequence.chain, sequence.reached)
+        sequence.reached = None
+        self._withdraw(sequence.id, sequence.chain.hashes)
+        if self.live is not None:
+            self.live.release(sequence.id)
+
+    def clear(self) -> None:
+        """Forget every snapshot."""
+        if self.keeper is not None:
+            self.keeper.clear()
+
+    # -- boundaries ------------------------------------------------------------------------
+
+    def boundaries(self, sequence: CacheSequence) -> list[int]:
+        """Return the positions at which a prefill has to stop for a snapshot, ascending."""
+        if self.keeper is None:
+            return []
+        return self.keeper.boundaries(len(sequence.tokens), sequence.frontier)
+
+    def shared_prefix(self, one: CacheSequence, other: CacheSequence) -> int:
+        """Return the tokens of the whole blocks with which two prompts begin alike.
+
+        At most all tokens but the last one of either; 0 where no snapshots are kept.
+        """
+        if self.keeper is None:
+            return 0
+        size, shared = self._block_size, 0
+        for sequence in (one, other):
+            sequence.chain.extend(sequence.tokens, sequence.num_prompt_blocks)
+        limit = min((len(s.tokens) - 1) // size for s in (one, other))
+        while shared < limit and one.chain.hashes[shared] == other.chain.hashes[shared]:
+            shared += 1
+        return shared * size
+
+    def promise(self, sequence: CacheSequence, boundaries: Iterable[int]) -> None:
+        """Announce the boundaries at which a prefill will stop, to those that may wait."""
+        hashes = sequence.chain.hashes
+        promised = [hashes[boundary // self._block_size - 1] for boundary in boundaries]
+        self._promised.claim(sequence.id, promised)
+
+    def awaited(self, chain: PrefixChain, held: int, limit: int) -> int:
+        """Return the deepest boundary, in blocks, whose state somebody is about to keep."""
+        for num_blocks in range(limit if len(self._promised) else held, held, -1):
+            if chain.hashes[num_blocks - 1] in self._promised:
+                return num_blocks
+        return held
+
+    def confirm(self, sequence: CacheSequence, state: KeptState) -> None:
+        """Give a sequence the state that backs its prefix, which may be used from now on."""
+        self._install(sequence, state.boundary, state.handle)
+        sequence.latched = False
+
+    def reach(self, sequence: CacheSequence, state: KeptState, *, shared: bool) -> None:
+        """Take the state of a boundary that a step has computed.
+
+        A boundary whose blocks are not published cannot be found, so its state is dropped.
+
+        Args:
+            sequence: Whose.
+            state: The state.
+            shared: Others may look for it: keep it now. Otherwise it is kept when the
+                sequence ends, if no newer one has come.
+        """
+        published = sequence.num_published * self._block_size
+        if self.keeper is None or published < state.boundary:
+            return
+        if not shared:
+            sequence.reached = state
+            return
+        self.keeper.keep(sequence.owner, sequence.chain, state)
+        self._withdraw(
+            sequence.id, [sequence.chain.hashes[state.boundary // self._block_size - 1]]
+        )
+
+    def _withdraw(self, sequence: SequenceId, hashes: Iterable[BlockHash]) -> None:
+        self.num_publications += self._promised.withdraw(sequence, hashes)
+
+    def _install(self, sequence: CacheSequence, position: int, state: Any) -> None:
+        if self.live is not None:
+            self.live.install(sequence.id, position, state)
