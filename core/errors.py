@@ -86,10 +86,12 @@ class ConfigError(CheckpointError, ValueError):
 
     Attributes:
         key: The key's path, e.g. `text_config.rope_theta`.
+        reason: What is wrong, and what would be right.
     """
 
     def __init__(self, key: str, reason: str) -> None:
         self.key = key
+        self.reason = reason
         super().__init__(f"config.json: {key}: {reason}")
 
 

@@ -33,9 +33,13 @@ def _strict_bool(value: Any, _: Any) -> bool:
 def _strict_float(value: Any, _: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"must be a number, got {value!r}")
-    if not math.isfinite(value):
+    try:
+        number = float(value)
+    except OverflowError as error:
+        raise ValueError(f"must fit into a float, got {value!r}") from error
+    if not math.isfinite(number):
         raise ValueError(f"must be finite, got {value!r}")
-    return float(value)
+    return number
 
 
 def _strict_str(value: Any, _: Any) -> str:

@@ -9,7 +9,8 @@ import pytest
 
 from neve.contract.forward import RopeSpec
 from neve.errors import ConfigError, UnsupportedModelError
-from neve.layers.rope import Rotation, rope_spec
+from neve.layers.rope import Rotation
+from neve.layers.rope_config import rope_spec
 from neve.metal import heads
 
 pytestmark = pytest.mark.mlx

@@ -7,10 +7,10 @@ from typing import Any
 
 import attrs
 
-from neve.checkpoint.config import read_config
+from neve.checkpoint.config import Section, epsilon, layers, size, tokens, vocabulary
 from neve.contract.errors import UnsupportedModelError
 from neve.contract.forward import RopeSpec
-from neve.layers.rope import rope_spec
+from neve.layers.rope_config import read_rope
 
 
 @attrs.frozen(kw_only=True)
@@ -33,55 +33,41 @@ class LlamaConfig:
 
 
 @attrs.frozen(kw_only=True)
-class _RopeParameters:
-    """Where newer configs keep the base."""
-
-    rope_theta: float | None = None
-
-
-@attrs.frozen(kw_only=True)
 class _Raw:
     """The keys that are read; a key without a default must be there."""
 
-    hidden_size: int
-    num_hidden_layers: int
-    intermediate_size: int
-    num_attention_heads: int
-    num_key_value_heads: int | None = None
-    head_dim: int | None = None
-    vocab_size: int
-    max_position_embeddings: int = 2048
-    rms_norm_eps: float = 1e-6
+    hidden_size: int = size()
+    num_hidden_layers: int = layers()
+    intermediate_size: int = size()
+    num_attention_heads: int = size()
+    num_key_value_heads: int | None = size(None)
+    head_dim: int | None = size(None)
+    vocab_size: int = vocabulary()
+    max_position_embeddings: int = tokens(2048)
+    rms_norm_eps: float = epsilon(1e-6)
     tie_word_embeddings: bool = False
     attention_bias: bool = False
     mlp_bias: bool = False
     hidden_act: str = "silu"
-    rope_theta: float = 10_000.0
     rope_interleaved: bool = False
-    rope_scaling: Mapping[str, Any] | None = None
-    rope_parameters: Mapping[str, Any] | None = None
 
 
 def parse(raw_config: Mapping[str, Any]) -> LlamaConfig:
     """Return the config of a Llama checkpoint.
 
     Raises:
-        ConfigError: A key is missing or of the wrong type.
+        ConfigError: A key is missing, of the wrong type or out of range.
         UnsupportedModelError: An activation other than SiLU, or an unknown rope rule.
     """
-    raw = read_config(raw_config, _Raw)
+    text = Section(raw_config)
+    raw = text.read(_Raw)
     if raw.hidden_act != "silu":
         raise UnsupportedModelError(
             f"hidden_act {raw.hidden_act!r} is not supported, only silu"
         )
-    head_dim = raw.head_dim or raw.hidden_size // raw.num_attention_heads
-    scaling = raw.rope_parameters or raw.rope_scaling
-    rope_theta = read_config(raw.rope_parameters or {}, _RopeParameters).rope_theta
-    theta = rope_theta or raw.rope_theta
-    rope = rope_spec(
+    head_dim = text.head_dim(raw, raw.head_dim)
+    rope = read_rope(text.keys, base=10_000.0).spec(
         head_dim,
-        theta,
-        scaling,
         max_context=raw.max_position_embeddings,
         interleaved=raw.rope_interleaved,
     )
@@ -90,7 +76,7 @@ def parse(raw_config: Mapping[str, Any]) -> LlamaConfig:
         num_hidden_layers=raw.num_hidden_layers,
         intermediate_size=raw.intermediate_size,
         num_attention_heads=raw.num_attention_heads,
-        num_key_value_heads=raw.num_key_value_heads or raw.num_attention_heads,
+        num_key_value_heads=text.kv_heads(raw),
         head_dim=head_dim,
         vocab_size=raw.vocab_size,
         max_position_embeddings=raw.max_position_embeddings,

@@ -7,13 +7,14 @@ from typing import Any
 
 import attrs
 
+from neve.checkpoint.config import Section, read_config, text_section
 from neve.contract.errors import ConfigError, UnsupportedModelError
 from neve.contract.forward import RopeSpec
 
 from .heads import heads_by_type
 from .layer_types import LayerType, read_layer_types, read_num_shared_layers
-from .raw import RawExperts, RawOuter, RawText, read_nested
-from .rope import layer_rope, rope_parameters
+from .raw import RawExperts, RawOuter, RawText
+from .rope import check_layer_types, layer_rope
 
 _ACTIVATION = "gelu_pytorch_tanh"
 
@@ -116,28 +117,26 @@ def parse(raw_config: Mapping[str, Any]) -> Gemma4Config:
         ConfigError: A key is missing, of the wrong type or out of range, or two contradict.
         UnsupportedModelError: A variant that is not implemented.
     """
-    outer = read_nested(raw_config, RawOuter, "")
-    prefix = "" if outer.text_config is None else "text_config."
-    text = raw_config if outer.text_config is None else outer.text_config
-    if text.get("hidden_size") is None:
+    outer, text = read_config(raw_config, RawOuter), text_section(raw_config)
+    if not text.has("hidden_size"):
         raise ConfigError("text_config.hidden_size", "required key is missing")
-    raw = read_nested(text, RawText, prefix)
+    raw = text.read(RawText)
     _refuse_variants(raw)
-    layer_types = read_layer_types(raw, prefix)
-    attention = _attention(raw, layer_types, prefix)
+    layer_types = read_layer_types(raw, text)
+    attention = _attention(raw, layer_types, text)
     tied = raw.tie_word_embeddings
     return Gemma4Config(
         hidden_size=raw.hidden_size,
         intermediate_size=raw.intermediate_size,
         layer_types=layer_types,
-        num_shared_layers=read_num_shared_layers(raw, layer_types, prefix),
+        num_shared_layers=read_num_shared_layers(raw, layer_types, text),
         double_wide=raw.use_double_wide_mlp,
         num_attention_heads=raw.num_attention_heads,
         attention_bias=raw.attention_bias,
         attention=attention,
-        experts=_experts(text, prefix) if raw.enable_moe_block else None,
+        experts=_experts(text) if raw.enable_moe_block else None,
         per_layer_dims=raw.hidden_size_per_layer_input,
-        per_layer_vocab_size=_per_layer_vocab_size(raw, prefix),
+        per_layer_vocab_size=_per_layer_vocab_size(raw, text),
         vocab_size=raw.vocab_size,
         max_position_embeddings=raw.max_position_embeddings,
         rms_norm_eps=raw.rms_norm_eps,
@@ -160,9 +159,10 @@ def _refuse_variants(raw: RawText) -> None:
 
 
 def _attention(
-    raw: RawText, layer_types: Sequence[LayerType], prefix: str
+    raw: RawText, layer_types: Sequence[LayerType], text: Section
 ) -> Mapping[LayerType, AttentionConfig]:
-    heads, ropes = heads_by_type(raw, layer_types, prefix), rope_parameters(raw, prefix)
+    heads, ropes = heads_by_type(raw, layer_types, text), text.at("rope_parameters")
+    check_layer_types(ropes)
     attention: dict[LayerType, AttentionConfig] = {}
     for layer_type, own in heads.items():
         full = layer_type == "full_attention"
@@ -171,20 +171,14 @@ def _attention(
             head_dim=own.head_dim,
             window=None if full else raw.sliding_window,
             keys_are_values=full and raw.attention_k_eq_v,
-            rope=layer_rope(
-                ropes, layer_type, own.head_dim, raw.max_position_embeddings, prefix
-            ),
+            rope=layer_rope(ropes, layer_type, own.head_dim, raw.max_position_embeddings),
         )
     return attention
 
 
-def _experts(text: Mapping[str, Any], prefix: str) -> ExpertsConfig:
-    raw = read_nested(text, RawExperts, prefix)
-    if raw.top_k_experts > raw.num_experts:
-        raise ConfigError(
-            f"{prefix}top_k_experts",
-            f"must be at most num_experts = {raw.num_experts}, got {raw.top_k_experts}",
-        )
+def _experts(text: Section) -> ExpertsConfig:
+    raw = text.read(RawExperts)
+    text.require_at_most(raw, "top_k_experts", "num_experts")
     return ExpertsConfig(
         num_experts=raw.num_experts,
         num_chosen=raw.top_k_experts,
@@ -192,11 +186,7 @@ def _experts(text: Mapping[str, Any], prefix: str) -> ExpertsConfig:
     )
 
 
-def _per_layer_vocab_size(raw: RawText, prefix: str) -> int:
-    size = raw.vocab_size_per_layer_input
-    if raw.hidden_size_per_layer_input and size < raw.vocab_size:
-        raise ConfigError(
-            f"{prefix}vocab_size",
-            f"must be at most vocab_size_per_layer_input = {size}, got {raw.vocab_size}",
-        )
-    return size
+def _per_layer_vocab_size(raw: RawText, text: Section) -> int:
+    if raw.hidden_size_per_layer_input:
+        text.require_at_most(raw, "vocab_size", "vocab_size_per_layer_input")
+    return raw.vocab_size_per_layer_input

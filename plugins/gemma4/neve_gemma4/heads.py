@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 
 import attrs
 
-from neve.contract.errors import ConfigError, UnsupportedModelError
+from neve.checkpoint.config import Section
+from neve.contract.errors import UnsupportedModelError
 
 from .layer_types import LayerType
-from .raw import RawLayer, RawText, read_nested, read_object
+from .raw import RawLayer, RawText
 
 
 @attrs.frozen
@@ -26,7 +27,7 @@ class Heads:
 
 
 def heads_by_type(
-    raw: RawText, layer_types: Sequence[LayerType], prefix: str
+    raw: RawText, layer_types: Sequence[LayerType], text: Section
 ) -> Mapping[LayerType, Heads]:
     """Return the heads of sliding layers and of full ones.
 
@@ -42,41 +43,39 @@ def heads_by_type(
     full = Heads(raw.global_head_dim, own or raw.num_key_value_heads)
     heads: dict[LayerType, Heads] = {"sliding_attention": usual, "full_attention": full}
     if raw.per_layer_config is not None:
-        heads |= _listed_heads(raw.per_layer_config, usual, layer_types, prefix)
+        heads |= _listed_heads(text.at("per_layer_config"), usual, layer_types)
     for layer_type, of_type in heads.items():
-        _check(raw, layer_type, of_type, prefix)
+        _check(raw, layer_type, of_type, text)
     return heads
 
 
 def _listed_heads(
-    listed: Mapping[str, object], usual: Heads, layer_types: Sequence[LayerType], prefix: str
+    listed: Section, usual: Heads, layer_types: Sequence[LayerType]
 ) -> Mapping[LayerType, Heads]:
-    key = f"{prefix}per_layer_config"
     heads: dict[LayerType, Heads] = {}
     for layer, layer_type in enumerate(layer_types):
-        path = f"{key}.{layer}"
-        raw = read_nested(read_object(listed.get(str(layer), {}), path), RawLayer, f"{path}.")
+        raw = listed.at(str(layer)).read(RawLayer)
         own = Heads(
             raw.head_dim or usual.head_dim, raw.num_key_value_heads or usual.num_kv_heads
         )
         if heads.setdefault(layer_type, own) != own:
             raise UnsupportedModelError(
-                f"layers of one type must have equal heads: {path} is {own}, other layers of "
-                f"{layer_type} have {heads[layer_type]}"
+                f"layers of one type must have equal heads: {listed.key(str(layer))} is {own}, "
+                f"other layers of {layer_type} have {heads[layer_type]}"
             )
     return heads
 
 
-def _check(raw: RawText, layer_type: LayerType, heads: Heads, prefix: str) -> None:
+def _check(raw: RawText, layer_type: LayerType, heads: Heads, text: Section) -> None:
     full = layer_type == "full_attention" and raw.per_layer_config is None
     if heads.head_dim % 2:
         key = "global_head_dim" if full else "head_dim"
-        raise ConfigError(prefix + key, f"must be even, got {heads.head_dim}")
+        raise text.error(key, f"must be even, got {heads.head_dim}")
     if raw.num_attention_heads % heads.num_kv_heads:
         own = full and heads.num_kv_heads != raw.num_key_value_heads
         key = "num_global_key_value_heads" if own else "num_key_value_heads"
-        raise ConfigError(
-            prefix + key,
+        raise text.error(
+            key,
             f"must divide num_attention_heads = {raw.num_attention_heads}, "
             f"got {heads.num_kv_heads}",
         )

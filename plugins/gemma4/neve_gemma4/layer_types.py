@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, TypeAlias, cast, get_args
 
-from neve.contract.errors import ConfigError, UnsupportedModelError
+from neve.checkpoint.config import Section
+from neve.contract.errors import UnsupportedModelError
 
 from .raw import RawText
 
@@ -17,12 +18,12 @@ _PATTERN = 5
 """Where config.json lists no layers, every so many there is one of full attention."""
 
 
-def read_layer_types(raw: RawText, prefix: str) -> tuple[LayerType, ...]:
+def read_layer_types(raw: RawText, text: Section) -> tuple[LayerType, ...]:
     """Return what each layer attends to; the last one attends to everything.
 
     Args:
         raw: The text model's keys.
-        prefix: Path of their object, for messages.
+        text: The object with them.
 
     Raises:
         ConfigError: The list has another length, or another end.
@@ -40,31 +41,33 @@ def read_layer_types(raw: RawText, prefix: str) -> tuple[LayerType, ...]:
             f"layer type {unknown[0]!r} is not supported (known: {', '.join(LAYER_TYPES)})"
         )
     if len(raw.layer_types) != number:
-        raise ConfigError(
-            f"{prefix}layer_types",
+        raise text.error(
+            "layer_types",
             f"must name num_hidden_layers = {number} layers, got {len(raw.layer_types)}",
         )
     # the makers' implementation would make it one of full attention, with other shapes
     if raw.layer_types[last] != "full_attention":
-        raise ConfigError(f"{prefix}layer_types", "must end with full_attention")
+        raise text.error("layer_types", "must end with full_attention")
     return cast("tuple[LayerType, ...]", tuple(raw.layer_types))
 
 
-def read_num_shared_layers(raw: RawText, layer_types: Sequence[LayerType], prefix: str) -> int:
+def read_num_shared_layers(
+    raw: RawText, layer_types: Sequence[LayerType], text: Section
+) -> int:
     """Return how many of the last layers read keys and values of an earlier one of their type.
 
     Raises:
         ConfigError: There would be none for one of them to read.
     """
-    shared, key = raw.num_kv_shared_layers, f"{prefix}num_kv_shared_layers"
+    shared, key = raw.num_kv_shared_layers, "num_kv_shared_layers"
     own = raw.num_hidden_layers - shared
     if own < 1:
-        raise ConfigError(
+        raise text.error(
             key, f"must be less than num_hidden_layers = {raw.num_hidden_layers}, got {shared}"
         )
     orphans = sorted(set(layer_types[own:]) - set(layer_types[:own]))
     if orphans:
-        raise ConfigError(
+        raise text.error(
             key, f"must leave a layer of {orphans[0]} with keys of its own, got {shared}"
         )
     return shared

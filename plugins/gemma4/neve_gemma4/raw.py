@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 import attrs
-from attrs import validators
 
-from neve.checkpoint.config import read_config
-from neve.contract.errors import ConfigError
-
-T = TypeVar("T")
-
-_positive = validators.ge(1)
-_head_dim = validators.ge(2)
+from neve.checkpoint.config import (
+    count,
+    epsilon,
+    factor,
+    layers,
+    rope_base,
+    share,
+    size,
+    tokens,
+    vocabulary,
+    window,
+)
 
 
 @attrs.frozen(kw_only=True)
@@ -32,35 +36,31 @@ class RawText:
     What no published config leaves out has no default here.
     """
 
-    hidden_size: int = attrs.field(validator=_positive)
-    intermediate_size: int = attrs.field(validator=_positive)
-    num_hidden_layers: int = attrs.field(validator=_positive)
-    num_attention_heads: int = attrs.field(default=8, validator=_positive)
-    num_key_value_heads: int = attrs.field(default=4, validator=_positive)
-    num_global_key_value_heads: int | None = attrs.field(
-        default=None, validator=validators.optional(_positive)
-    )
-    head_dim: int = attrs.field(default=256, validator=_head_dim)
-    global_head_dim: int = attrs.field(default=512, validator=_head_dim)
+    hidden_size: int = size()
+    intermediate_size: int = size()
+    num_hidden_layers: int = layers()
+    num_attention_heads: int = size(8)
+    num_key_value_heads: int = size(4)
+    num_global_key_value_heads: int | None = size(None)
+    head_dim: int = size(256, least=2)
+    global_head_dim: int = size(512, least=2)
     per_layer_config: Mapping[str, Any] | None = None
     attention_k_eq_v: bool = False
     attention_bias: bool = False
     use_bidirectional_attention: str | None = None
-    sliding_window: int = attrs.field(default=512, validator=_positive)
+    sliding_window: int = window(512)
     layer_types: list[str] | None = None
     rope_parameters: Mapping[str, Any] | None = None
-    num_kv_shared_layers: int = attrs.field(default=0, validator=validators.ge(0))
+    num_kv_shared_layers: int = count(0)
     use_double_wide_mlp: bool = False
     hidden_activation: str = "gelu_pytorch_tanh"
     enable_moe_block: bool = False
-    hidden_size_per_layer_input: int = attrs.field(default=256, validator=validators.ge(0))
-    vocab_size: int = attrs.field(default=262_144, validator=_positive)
-    vocab_size_per_layer_input: int = attrs.field(default=262_144, validator=_positive)
-    max_position_embeddings: int = attrs.field(default=131_072, validator=_positive)
-    rms_norm_eps: float = 1e-6
-    final_logit_softcapping: float | None = attrs.field(
-        default=None, validator=validators.optional(validators.gt(0))
-    )
+    hidden_size_per_layer_input: int = count(256)
+    vocab_size: int = vocabulary(262_144)
+    vocab_size_per_layer_input: int = vocabulary(262_144)
+    max_position_embeddings: int = tokens(131_072)
+    rms_norm_eps: float = epsilon(1e-6)
+    final_logit_softcapping: float | None = factor(None)
     tie_word_embeddings: bool | None = None
 
 
@@ -68,19 +68,17 @@ class RawText:
 class RawExperts:
     """The experts' keys, where `enable_moe_block` is on; the defaults are the 26B model's."""
 
-    num_experts: int = attrs.field(default=128, validator=_positive)
-    top_k_experts: int = attrs.field(default=8, validator=_positive)
-    moe_intermediate_size: int = attrs.field(default=704, validator=_positive)
+    num_experts: int = size(128)
+    top_k_experts: int = size(8)
+    moe_intermediate_size: int = size(704)
 
 
 @attrs.frozen(kw_only=True)
 class RawLayer:
     """What `per_layer_config` says of one layer."""
 
-    head_dim: int | None = attrs.field(default=None, validator=validators.optional(_head_dim))
-    num_key_value_heads: int | None = attrs.field(
-        default=None, validator=validators.optional(_positive)
-    )
+    head_dim: int | None = size(None, least=2)
+    num_key_value_heads: int | None = size(None)
 
 
 @attrs.frozen(kw_only=True)
@@ -89,39 +87,6 @@ class RawRope:
 
     rope_type: str | None = None
     type: str | None = None
-    rope_theta: float | None = attrs.field(
-        default=None, validator=validators.optional(validators.gt(0))
-    )
-    partial_rotary_factor: float = attrs.field(
-        default=1.0, validator=validators.and_(validators.gt(0), validators.le(1))
-    )
-    factor: float = attrs.field(default=1.0, validator=validators.gt(0))
-
-
-def read_nested(raw: Mapping[str, Any], cls: type[T], prefix: str) -> T:
-    """Return the keys of `raw` that `cls` names, as `read_config` does.
-
-    Args:
-        raw: An object inside config.json.
-        cls: What to read.
-        prefix: Path of that object, with a trailing dot; empty for config.json itself.
-
-    Raises:
-        ConfigError: With the key's path from the top.
-    """
-    try:
-        return read_config(raw, cls)
-    except ConfigError as error:
-        reason = str(error).partition(f"{error.key}: ")[2]
-        raise ConfigError(prefix + error.key, reason) from error
-
-
-def read_object(raw: Any, key: str) -> Mapping[str, Any]:
-    """Return `raw`, which must be an object.
-
-    Raises:
-        ConfigError: It is none.
-    """
-    if not isinstance(raw, Mapping):
-        raise ConfigError(key, f"must be an object, got {raw!r}")
-    return raw
+    rope_theta: float | None = rope_base(None)
+    partial_rotary_factor: float = share(1.0)
+    factor: float = factor(1.0)

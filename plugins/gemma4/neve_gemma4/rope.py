@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from neve.contract.errors import ConfigError
+import attrs
+
+from neve.checkpoint.config import Section
 from neve.contract.forward import RopeSpec
-from neve.layers.rope import rope_spec
+from neve.layers.rope_config import RopeRule
 
 from .layer_types import LAYER_TYPES, LayerType
-from .raw import RawRope, RawText, read_nested, read_object
+from .raw import RawRope
 
 MAKERS_RULES: Mapping[LayerType, Mapping[str, Any]] = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
@@ -41,55 +43,45 @@ def proportional(head_dim: int, theta: float, fraction: float, factor: float) ->
     return RopeSpec(head_dim, theta, inv_freq=tuple(frequencies + [0.0] * (half - turning)))
 
 
-def rope_parameters(raw: RawText, prefix: str) -> Mapping[str, Any]:
-    """Return the rules of config.json, by type of layer.
-
-    Args:
-        raw: The text model's keys.
-        prefix: Path of their object, for messages.
+def check_layer_types(rules: Section) -> None:
+    """Check that the rules of config.json stand by type of layer.
 
     Raises:
-        ConfigError: They are no rules by type of layer.
+        ConfigError: One stands under another name.
     """
-    parameters, key = raw.rope_parameters or {}, f"{prefix}rope_parameters"
-    stray = sorted(set(parameters) - set(LAYER_TYPES))
+    stray = sorted(set(rules.keys) - set(LAYER_TYPES))
     if stray:
-        raise ConfigError(f"{key}.{stray[0]}", f"unknown; known: {', '.join(LAYER_TYPES)}")
-    return parameters
+        raise rules.error(stray[0], f"unknown; known: {', '.join(LAYER_TYPES)}")
 
 
 def layer_rope(
-    parameters: Mapping[str, Any],
-    layer_type: LayerType,
-    head_dim: int,
-    max_context: int,
-    prefix: str,
+    rules: Section, layer_type: LayerType, head_dim: int, max_context: int
 ) -> RopeSpec:
     """Return the rotary embedding of a type of layer.
 
     Args:
-        parameters: The rules, by type of layer.
+        rules: The rules of config.json, by type of layer.
         layer_type: The type.
         head_dim: Elements of a head.
         max_context: The model's context, in tokens.
-        prefix: Path of the text model's keys, for messages.
 
     Raises:
         ConfigError: A value is mistyped, out of range, or contradicts the rule.
         UnsupportedModelError: An unknown rule.
     """
-    makers, key = MAKERS_RULES[layer_type], f"{prefix}rope_parameters.{layer_type}"
-    given = parameters.get(layer_type)
-    rule = read_object(makers if given is None else given, key)
-    raw = read_nested(rule, RawRope, f"{key}.")
+    makers, rule = MAKERS_RULES[layer_type], rules.at(layer_type)
+    if not rules.has(layer_type):
+        rule = attrs.evolve(rule, keys=makers)
+    raw = rule.read(RawRope)
     name = raw.rope_type or raw.type or "default"
-    theta = raw.rope_theta or makers["rope_theta"]
+    base = makers["rope_theta"] if raw.rope_theta is None else raw.rope_theta
     if name == "proportional":
-        return proportional(head_dim, theta, raw.partial_rotary_factor, raw.factor)
+        return proportional(head_dim, base, raw.partial_rotary_factor, raw.factor)
     if raw.partial_rotary_factor != 1.0:
-        raise ConfigError(
-            f"{key}.rope_type",
+        raise rule.error(
+            "rope_type",
             "must be 'proportional' beside a partial_rotary_factor of "
             f"{raw.partial_rotary_factor}, got {name!r}",
         )
-    return rope_spec(head_dim, theta, rule, max_context=max_context)
+    path = rules.key(layer_type)
+    return RopeRule(rule.keys, path, base).spec(head_dim, max_context=max_context)

@@ -6,16 +6,27 @@ from collections.abc import Mapping
 from typing import Any, Literal, TypeAlias, cast, get_args
 
 import attrs
-from attrs import validators
 
-from neve.checkpoint.config import read_config
-from neve.contract.errors import ConfigError, UnsupportedModelError
+from neve.checkpoint.config import (
+    Section,
+    also_called,
+    count,
+    epsilon,
+    factor,
+    layers,
+    merged_section,
+    size,
+    tokens,
+    vocabulary,
+)
+from neve.contract.errors import UnsupportedModelError
 from neve.contract.forward import RopeSpec
-from neve.layers.rope import rope_spec
+from neve.contract.limits import SIZE, read_number
+from neve.layers.rope_config import read_rope
 
 LayerType: TypeAlias = Literal["conv", "full_attention"]
 
-_positive = validators.ge(1)
+_ROPE_BASE = 1_000_000.0
 
 
 @attrs.frozen(kw_only=True)
@@ -73,13 +84,6 @@ class Lfm2Config:
 
 
 @attrs.frozen(kw_only=True)
-class _Rope:
-    """Where newer configs keep the base."""
-
-    rope_theta: float | None = None
-
-
-@attrs.frozen(kw_only=True)
 class _Raw:
     """The keys that are read, with the defaults of the makers' config class.
 
@@ -88,103 +92,80 @@ class _Raw:
     """
 
     model_type: str
-    hidden_size: int = attrs.field(validator=_positive)
-    num_hidden_layers: int = attrs.field(validator=_positive)
-    num_attention_heads: int = attrs.field(validator=_positive)
-    num_key_value_heads: int = attrs.field(default=8, validator=_positive)
-    head_dim: int | None = attrs.field(default=None, validator=validators.optional(_positive))
-    vocab_size: int = attrs.field(validator=_positive)
-    max_position_embeddings: int = attrs.field(default=128_000, validator=_positive)
-    norm_eps: float = 1e-5
-    tie_word_embeddings: bool = True
-    tie_embedding: bool | None = None
+    hidden_size: int = size()
+    num_hidden_layers: int = layers()
+    num_attention_heads: int = size()
+    num_key_value_heads: int = size(8)
+    head_dim: int | None = size(None)
+    vocab_size: int = vocabulary()
+    max_position_embeddings: int = tokens(128_000)
+    norm_eps: float = epsilon(1e-5)
+    tie_word_embeddings: bool = attrs.field(default=True, metadata=also_called("tie_embedding"))
     layer_types: tuple[str, ...] | None = None
     full_attn_idxs: tuple[int, ...] | None = None
-    conv_L_cache: int = attrs.field(default=3, validator=validators.ge(2))  # noqa: N815
+    conv_L_cache: int = size(3, least=2)  # noqa: N815
     conv_bias: bool = False
-    rope_theta: float = 1_000_000.0
-    theta: float | None = None
-    rope_scaling: Mapping[str, Any] | None = None
-    rope_parameters: Mapping[str, Any] | None = None
 
 
 @attrs.frozen(kw_only=True)
 class _RawDense:
     """The width of the MLPs of `lfm2`, before it is adjusted."""
 
-    intermediate_size: int | None = attrs.field(
-        default=None, validator=validators.optional(_positive)
-    )
-    block_ff_dim: int | None = attrs.field(
-        default=None, validator=validators.optional(_positive)
-    )
+    intermediate_size: int = size(aliases=["block_ff_dim"])
     block_auto_adjust_ff_dim: bool = True
-    block_ffn_dim_multiplier: float = 1.0
-    block_multiple_of: int = attrs.field(default=256, validator=_positive)
+    block_ffn_dim_multiplier: float = factor(1.0)
+    block_multiple_of: int = size(256)
 
 
 @attrs.frozen(kw_only=True)
 class _RawExperts:
     """The MLPs and experts of `lfm2_moe`; here no width is adjusted."""
 
-    intermediate_size: int = attrs.field(validator=_positive)
-    moe_intermediate_size: int = attrs.field(validator=_positive)
-    num_dense_layers: int = attrs.field(default=2, validator=validators.ge(0))
-    num_experts: int = attrs.field(validator=_positive)
-    num_experts_per_tok: int = attrs.field(default=4, validator=_positive)
+    intermediate_size: int = size()
+    moe_intermediate_size: int = size()
+    num_dense_layers: int = count(2)
+    num_experts: int = size()
+    num_experts_per_tok: int = size(4)
     use_expert_bias: bool = True
     norm_topk_prob: bool = True
-    routed_scaling_factor: float = 1.0
+    routed_scaling_factor: float = factor(1.0)
 
 
-def _text_part(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the keys of the text model; those of a nested `text_config` win."""
-    nested = raw.get("text_config")
-    if nested is None:
-        return raw
-    if not isinstance(nested, Mapping):
-        raise ConfigError("text_config", f"must be an object, got {nested!r}")
-    return {**raw, **{key: value for key, value in nested.items() if value is not None}}
-
-
-def _layer_types(raw: _Raw) -> tuple[LayerType, ...]:
+def _layer_types(raw: _Raw, text: Section) -> tuple[LayerType, ...]:
     named, listed = raw.layer_types, raw.full_attn_idxs
     if listed is not None and not all(0 <= i < raw.num_hidden_layers for i in listed):
         reason = f"must be indices of {raw.num_hidden_layers} layers, got {list(listed)}"
-        raise ConfigError("full_attn_idxs", reason)
+        raise text.error("full_attn_idxs", reason)
     from_list: tuple[LayerType, ...] = tuple(
         "full_attention" if i in (listed or ()) else "conv"
         for i in range(raw.num_hidden_layers)
     )
     if named is None:
         if listed is None:
-            raise ConfigError("layer_types", "required key is missing (as is full_attn_idxs)")
+            raise text.error("layer_types", "required key is missing (as is full_attn_idxs)")
         return from_list
     if len(named) != raw.num_hidden_layers:
         reason = f"must name {raw.num_hidden_layers} layers, got {len(named)}"
-        raise ConfigError("layer_types", reason)
+        raise text.error("layer_types", reason)
     unknown = sorted(set(named) - set(get_args(LayerType)))
     if unknown:
         raise UnsupportedModelError(f"layers of type {unknown[0]!r} are not supported")
     if listed is not None and named != from_list:
-        raise ConfigError("full_attn_idxs", f"{list(listed)} contradicts layer_types")
+        raise text.error("full_attn_idxs", f"{list(listed)} contradicts layer_types")
     return cast("tuple[LayerType, ...]", named)
 
 
-def _dense_width(raw: _RawDense) -> int:
-    width = raw.block_ff_dim or raw.intermediate_size
-    if width is None:
-        raise ConfigError("intermediate_size", "required key is missing")
+def _dense_width(text: Section) -> int:
+    raw = text.read(_RawDense)
     if not raw.block_auto_adjust_ff_dim:
-        return width
-    width = int(raw.block_ffn_dim_multiplier * int(2 * width / 3))
-    return -(-width // raw.block_multiple_of) * raw.block_multiple_of
+        return raw.intermediate_size
+    width = int(raw.block_ffn_dim_multiplier * int(2 * raw.intermediate_size / 3))
+    width = -(-width // raw.block_multiple_of) * raw.block_multiple_of
+    read_number(width, SIZE, text.key("block_ffn_dim_multiplier"))
+    return width
 
 
 def _experts(raw: _RawExperts) -> ExpertsConfig:
-    if raw.num_experts_per_tok > raw.num_experts:
-        reason = f"must be at most num_experts, {raw.num_experts}"
-        raise ConfigError("num_experts_per_tok", reason)
     return ExpertsConfig(
         num_dense_layers=raw.num_dense_layers,
         num_experts=raw.num_experts,
@@ -196,32 +177,26 @@ def _experts(raw: _RawExperts) -> ExpertsConfig:
     )
 
 
-def _mlps(raw: _Raw, text: Mapping[str, Any]) -> tuple[int, ExpertsConfig | None]:
+def _mlps(raw: _Raw, text: Section) -> tuple[int, ExpertsConfig | None]:
     """Return the width of the dense MLPs, and the experts."""
     if raw.model_type == "lfm2":
-        return _dense_width(read_config(text, _RawDense)), None
+        return _dense_width(text), None
     if raw.model_type != "lfm2_moe":
         raise UnsupportedModelError(f"model type {raw.model_type!r} is not of the LFM2 family")
-    experts = read_config(text, _RawExperts)
+    experts = text.read(_RawExperts)
+    text.require_at_most(experts, "num_experts_per_tok", "num_experts")
     return experts.intermediate_size, _experts(experts)
 
 
-def _rope(raw: _Raw, head_dim: int) -> RopeSpec:
-    parameters = raw.rope_parameters or {}
-    # for a while they were kept for each type of layer
-    by_type = parameters.get("full_attention")
-    parameters = by_type if isinstance(by_type, Mapping) else parameters
-    theta = read_config(parameters, _Rope).rope_theta or raw.theta or raw.rope_theta
-    scaling = parameters or raw.rope_scaling
-    return rope_spec(head_dim, theta, scaling, max_context=raw.max_position_embeddings)
-
-
-def _head_dim(raw: _Raw) -> int:
-    heads, kv_heads = raw.num_attention_heads, raw.num_key_value_heads
-    if heads % kv_heads:
-        reason = f"must divide num_attention_heads, {heads}, got {kv_heads}"
-        raise ConfigError("num_key_value_heads", reason)
-    return raw.head_dim or raw.hidden_size // heads
+def _rope(raw: _Raw, text: Section, head_dim: int) -> RopeSpec:
+    rule = read_rope(
+        text.keys,
+        key=text.key,
+        base=_ROPE_BASE,
+        base_keys=("theta", "rope_theta"),
+        layer_type="full_attention",  # for a while rules were kept for each type of layer
+    )
+    return rule.spec(head_dim, max_context=raw.max_position_embeddings)
 
 
 def parse(raw_config: Mapping[str, Any]) -> Lfm2Config:
@@ -231,24 +206,23 @@ def parse(raw_config: Mapping[str, Any]) -> Lfm2Config:
         ConfigError: A key is missing, of the wrong type or out of range, or two contradict.
         UnsupportedModelError: Another model type, or a layer of an unknown type.
     """
-    text = _text_part(raw_config)
-    raw = read_config(text, _Raw)
+    text = merged_section(raw_config)
+    raw = text.read(_Raw)
     intermediate_size, experts = _mlps(raw, text)
-    head_dim = _head_dim(raw)
-    tied = raw.tie_word_embeddings if raw.tie_embedding is None else raw.tie_embedding
+    head_dim = text.head_dim(raw, raw.head_dim)
     return Lfm2Config(
         hidden_size=raw.hidden_size,
         intermediate_size=intermediate_size,
-        layer_types=_layer_types(raw),
+        layer_types=_layer_types(raw, text),
         num_attention_heads=raw.num_attention_heads,
-        num_key_value_heads=raw.num_key_value_heads,
+        num_key_value_heads=text.kv_heads(raw),
         head_dim=head_dim,
         conv_length=raw.conv_L_cache,
         conv_bias=raw.conv_bias,
         vocab_size=raw.vocab_size,
         max_position_embeddings=raw.max_position_embeddings,
         norm_eps=raw.norm_eps,
-        tie_word_embeddings=tied,
-        rope=_rope(raw, head_dim),
+        tie_word_embeddings=raw.tie_word_embeddings,
+        rope=_rope(raw, text, head_dim),
         experts=experts,
     )

@@ -7,11 +7,12 @@ from typing import Any
 
 import attrs
 
+from neve.checkpoint.config import Section, read_config, text_section
 from neve.contract.errors import ConfigError, UnsupportedModelError
 from neve.contract.forward import RopeSpec
 
 from .layers import layer_ropes
-from .raw import RawOuter, RawText, read_nested
+from .raw import RawOuter, RawText
 
 MODEL_TYPES = ("muse_glimmer", "muse_glimmer_text")
 
@@ -60,17 +61,16 @@ def parse(raw_config: Mapping[str, Any]) -> MuseGlimmerConfig:
         UnsupportedModelError: A kind of layer, activation or rotary rule that is not
             implemented.
     """
-    outer = read_nested(raw_config, RawOuter, "")
-    text, prefix = _text_part(raw_config, outer)
-    raw = read_nested(text, RawText, prefix)
+    outer, text = read_config(raw_config, RawOuter), _text_part(raw_config)
+    raw = text.read(RawText)
     _refuse_variants(raw)
     return MuseGlimmerConfig(
         hidden_size=raw.hidden_size,
         intermediate_size=raw.intermediate_size,
-        ropes=layer_ropes(raw, prefix),
+        ropes=layer_ropes(raw, text),
         sliding_window=raw.sliding_window,
         num_attention_heads=raw.num_attention_heads,
-        num_key_value_heads=_kv_heads(raw, prefix),
+        num_key_value_heads=text.kv_heads(raw),
         head_dim=raw.head_dim,
         vocab_size=raw.vocab_size,
         max_position_embeddings=raw.max_position_embeddings,
@@ -84,17 +84,16 @@ def parse(raw_config: Mapping[str, Any]) -> MuseGlimmerConfig:
     )
 
 
-def _text_part(raw_config: Mapping[str, Any], outer: RawOuter) -> tuple[Mapping[str, Any], str]:
-    """Return the object with the text model's keys, and its path with a trailing dot.
+def _text_part(raw_config: Mapping[str, Any]) -> Section:
+    """Return the text model's keys.
 
     Every key of it has a default, so an object without any would pass for the 30B model.
     """
-    if outer.text_config is not None:
-        return outer.text_config, "text_config."
-    if raw_config.get("hidden_size") is None:
+    text = text_section(raw_config)
+    if not text.prefix and not text.has("hidden_size"):
         reason = "required key is missing, and the text model's keys are not at the top either"
         raise ConfigError("text_config", reason)
-    return raw_config, ""
+    return text
 
 
 def _refuse_variants(raw: RawText) -> None:
@@ -107,14 +106,6 @@ def _refuse_variants(raw: RawText) -> None:
         raise UnsupportedModelError(
             f"hidden_activation {raw.hidden_activation!r} is not supported, only silu"
         )
-
-
-def _kv_heads(raw: RawText, prefix: str) -> int:
-    heads, kv_heads = raw.num_attention_heads, raw.num_key_value_heads
-    if heads % kv_heads:
-        reason = f"must divide num_attention_heads, {heads}, got {kv_heads}"
-        raise ConfigError(f"{prefix}num_key_value_heads", reason)
-    return kv_heads
 
 
 def _tied(outer: RawOuter, text: RawText) -> bool:

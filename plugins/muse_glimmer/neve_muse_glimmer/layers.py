@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from neve.contract.errors import ConfigError, UnsupportedModelError
+from neve.checkpoint.config import Section
+from neve.contract import limits
+from neve.contract.errors import UnsupportedModelError
 from neve.contract.forward import RopeSpec
-from neve.layers.rope import rope_spec
+from neve.contract.limits import read_number
+from neve.layers.rope_config import read_rope
 
-from .raw import DEFAULT_LAYERS, RawRope, RawText, read_nested
+from .raw import DEFAULT_LAYERS, RawText
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 
@@ -16,31 +19,29 @@ _THETA = 10_000.0  # the makers' implementation, where no key names a base
 _PERIOD = 4
 
 
-def layer_ropes(raw: RawText, prefix: str) -> tuple[RopeSpec | None, ...]:
+def layer_ropes(raw: RawText, text: Section) -> tuple[RopeSpec | None, ...]:
     """Return each layer's rotary embedding; None for one of full attention.
 
     Args:
         raw: The text model's keys.
-        prefix: Their path, with a trailing dot, for errors.
+        text: The object with them.
 
     Raises:
         ConfigError: The tables differ in length, or a layer of full attention has a base, or
             a sliding one has none.
         UnsupportedModelError: An unknown kind of layer or rotary rule.
     """
-    types = _types(raw, prefix)
-    thetas = _thetas(raw, len(types), prefix)
+    types = _types(raw, text)
+    rule = read_rope(text.keys, key=text.key, base=0.0)
+    thetas = _thetas(raw, rule.base, len(types), text)
     for layer, (kind, theta) in enumerate(zip(types, thetas, strict=True)):
         if (theta == 0) != (kind == FULL):
             right = "0, it has no positions" if kind == FULL else "positive"
             reason = f"layer {layer} is of {kind}, so its base must be {right}; got {theta}"
-            raise ConfigError(f"{prefix}layer_rope_theta", reason)
-    rule = raw.rope_scaling if raw.rope_parameters is None else raw.rope_parameters
-    context = raw.max_position_embeddings
-    return tuple(
-        rope_spec(raw.head_dim, theta, rule, max_context=context) if theta else None
-        for theta in thetas
-    )
+            raise text.error("layer_rope_theta", reason)
+    dims, context = raw.head_dim, raw.max_position_embeddings
+    specs = {t: rule.spec(dims, base=t, max_context=context) for t in set(thetas) - {0.0}}
+    return tuple(specs.get(theta) for theta in thetas)
 
 
 def _is_default_full(layer: int, num_layers: int) -> bool:
@@ -48,7 +49,7 @@ def _is_default_full(layer: int, num_layers: int) -> bool:
     return (num_layers - 1 - layer) % _PERIOD == 0
 
 
-def _types(raw: RawText, prefix: str) -> Sequence[str]:
+def _types(raw: RawText, text: Section) -> Sequence[str]:
     num_layers = raw.num_hidden_layers or DEFAULT_LAYERS
     if raw.layer_types is None:
         full = [_is_default_full(i, num_layers) for i in range(num_layers)]
@@ -58,43 +59,36 @@ def _types(raw: RawText, prefix: str) -> Sequence[str]:
         raise UnsupportedModelError(
             f"layer type {unknown[0]!r} is not supported (known: {FULL}, {SLIDING})"
         )
-    _check_length(raw, "layer_types", len(raw.layer_types), prefix)
+    _check_length(raw, "layer_types", len(raw.layer_types), text)
     return raw.layer_types
 
 
-def _thetas(raw: RawText, num_layers: int, prefix: str) -> Sequence[float]:
+def _thetas(raw: RawText, base: float, num_layers: int, text: Section) -> Sequence[float]:
     """Return each layer's base, zero where nothing rotates.
 
     The makers' config class calls the table an override of the model's base, and their model
     rotates by the model's base all the same: where both are given, they have to be equal.
     """
-    base = _base(raw, prefix)
     if raw.layer_rope_theta is None:
-        theta = _THETA if base is None else base
+        theta = base or _THETA
         full = [_is_default_full(i, num_layers) for i in range(num_layers)]
         return [0.0 if is_full else theta for is_full in full]
-    _check_length(raw, "layer_rope_theta", len(raw.layer_rope_theta), prefix)
+    _check_length(raw, "layer_rope_theta", len(raw.layer_rope_theta), text)
     for layer, theta in enumerate(raw.layer_rope_theta):
-        if theta < 0 or (theta and base is not None and theta != base):
-            right = "0 or positive" if base is None else f"0 or the model's rope_theta, {base}"
+        if theta > 0:
+            read_number(theta, limits.ROPE_BASE, text.key("layer_rope_theta"))
+        if theta < 0 or (theta and base and theta != base):
+            right = f"0 or the model's rope_theta, {base}" if base else "0 or positive"
             reason = f"the base of layer {layer} must be {right}; got {theta}"
-            raise ConfigError(f"{prefix}layer_rope_theta", reason)
+            raise text.error("layer_rope_theta", reason)
     return raw.layer_rope_theta
 
 
-def _base(raw: RawText, prefix: str) -> float | None:
-    """Return the model's base: `rope_parameters` wins over the older keys beside it."""
-    name = "rope_scaling" if raw.rope_parameters is None else "rope_parameters"
-    rule = getattr(raw, name) or {}
-    inner = read_nested(rule, RawRope, f"{prefix}{name}.")
-    return inner.rope_theta or raw.rope_theta
-
-
-def _check_length(raw: RawText, key: str, length: int, prefix: str) -> None:
+def _check_length(raw: RawText, key: str, length: int, text: Section) -> None:
     num_layers = raw.num_hidden_layers
     if num_layers is None and length != DEFAULT_LAYERS:
         reason = f"required key is missing: {key} has {length} layers, not {DEFAULT_LAYERS}"
-        raise ConfigError(f"{prefix}num_hidden_layers", reason)
+        raise text.error("num_hidden_layers", reason)
     if num_layers is not None and length != num_layers:
         reason = f"must name num_hidden_layers = {num_layers} layers, got {length}"
-        raise ConfigError(f"{prefix}{key}", reason)
+        raise text.error(key, reason)

@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from typing import Any
 
 import attrs
-from attrs import validators
 
-from neve.checkpoint.config import read_config
-from neve.contract.errors import ConfigError
-
-T = TypeVar("T")
+from neve.checkpoint.config import epsilon, factor, layers, size, tokens, vocabulary, window
 
 DEFAULT_LAYERS = 52
-MAX_WINDOW = 2**32 - 1
-
-_positive = validators.ge(1)
-_above_zero: Callable[[Any, Any, float], None] = validators.gt(0.0)
 
 
 @attrs.frozen(kw_only=True)
@@ -34,58 +26,22 @@ class RawText:
     """The text model's keys."""
 
     model_type: str = ""
-    vocab_size: int = attrs.field(default=202_048, validator=_positive)
-    hidden_size: int = attrs.field(default=6656, validator=_positive)
-    intermediate_size: int = attrs.field(default=19_968, validator=_positive)
-    num_hidden_layers: int | None = attrs.field(
-        default=None, validator=validators.optional(_positive)
-    )
-    num_attention_heads: int = attrs.field(default=32, validator=_positive)
-    num_key_value_heads: int = attrs.field(default=2, validator=_positive)
-    head_dim: int = attrs.field(default=128, validator=_positive)
+    vocab_size: int = vocabulary(202_048)
+    hidden_size: int = size(6656)
+    intermediate_size: int = size(19_968)
+    num_hidden_layers: int | None = layers(None)
+    num_attention_heads: int = size(32)
+    num_key_value_heads: int = size(2)
+    head_dim: int = size(128)
     hidden_activation: str = "silu"
-    max_position_embeddings: int = attrs.field(default=131_072, validator=_positive)
-    rms_norm_eps: float = 1e-5
-    post_norm_eps: float = 1e-8
+    max_position_embeddings: int = tokens(131_072)
+    rms_norm_eps: float = epsilon(1e-5)
+    post_norm_eps: float = epsilon(1e-8)
     tie_word_embeddings: bool | None = None
     attention_bias: bool = False
-    sliding_window: int = attrs.field(
-        default=2048, validator=validators.and_(_positive, validators.le(MAX_WINDOW))
-    )
+    sliding_window: int = window(2048)
     layer_types: tuple[str, ...] | None = None
     layer_rope_theta: tuple[float, ...] | None = None
-    rope_theta: float | None = attrs.field(
-        default=None, validator=validators.optional(_above_zero)
-    )
-    rope_parameters: Mapping[str, Any] | None = None
-    rope_scaling: Mapping[str, Any] | None = None
-    qk_scale_factor: float = 3.87
-    output_multiplier: float = 0.19611613513818404
-    final_logit_softcapping: float = attrs.field(default=20.0, validator=_above_zero)
-
-
-@attrs.frozen(kw_only=True)
-class RawRope:
-    """What `rope_parameters` holds beside the rule."""
-
-    rope_theta: float | None = attrs.field(
-        default=None, validator=validators.optional(_above_zero)
-    )
-
-
-def read_nested(raw: Mapping[str, Any], cls: type[T], prefix: str) -> T:
-    """Return the keys of `raw` that `cls` names, as `read_config` does.
-
-    Args:
-        raw: An object inside config.json.
-        cls: What to read.
-        prefix: Path of that object, with a trailing dot; empty for config.json itself.
-
-    Raises:
-        ConfigError: With the key's path from the top.
-    """
-    try:
-        return read_config(raw, cls)
-    except ConfigError as error:
-        reason = str(error).partition(f"{error.key}: ")[2]
-        raise ConfigError(prefix + error.key, reason) from error
+    qk_scale_factor: float = factor(3.87)
+    output_multiplier: float = factor(0.19611613513818404)
+    final_logit_softcapping: float = factor(20.0)

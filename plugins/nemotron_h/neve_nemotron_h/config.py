@@ -7,8 +7,8 @@ from typing import Any, Literal, TypeAlias
 
 import attrs
 
-from neve.checkpoint.config import read_config
-from neve.contract.errors import ConfigError, UnsupportedModelError
+from neve.checkpoint.config import Section, merged_section
+from neve.contract.errors import UnsupportedModelError
 
 from .raw import (
     Raw,
@@ -18,7 +18,6 @@ from .raw import (
     RawMamba,
     RawMLP,
     read_limit,
-    text_part,
 )
 
 LayerType: TypeAlias = Literal["mamba", "attention", "mlp", "moe"]
@@ -135,14 +134,11 @@ def _refuse(raw: Mapping[str, Any], supported: Mapping[str, object]) -> None:
             )
 
 
-def _require_multiple(text: Mapping[str, Any], key: str, value: int, of: str) -> None:
-    if text[of] % value:
-        raise ConfigError(key, f"must divide {of}, {text[of]}, got {value}")
-
-
-def _kinds(key: str, listed: Any, known: Mapping[str, LayerType]) -> tuple[LayerType, ...]:
+def _kinds(
+    text: Section, key: str, listed: Any, known: Mapping[str, LayerType]
+) -> tuple[LayerType, ...]:
     if not isinstance(listed, str | list | tuple) or not listed:
-        raise ConfigError(key, f"must list the layers, got {listed!r}")
+        raise text.error(key, f"must list the layers, got {listed!r}")
     names: list[Any] = list(listed)
     unknown = [name for name in names if not isinstance(name, str) or name not in known]
     if unknown:
@@ -153,38 +149,36 @@ def _kinds(key: str, listed: Any, known: Mapping[str, LayerType]) -> tuple[Layer
     return tuple(known[name] for name in names)
 
 
-def _layer_types(raw: Raw) -> tuple[LayerType, ...]:
+def _layer_types(raw: Raw, text: Section) -> tuple[LayerType, ...]:
     letters, names = raw.hybrid_override_pattern, raw.layers_block_type
     said: list[tuple[LayerType, ...]] = []
     if letters is not None:
-        said.append(_kinds("hybrid_override_pattern", letters, _LETTERS))
+        said.append(_kinds(text, "hybrid_override_pattern", letters, _LETTERS))
     if names is not None:
-        said.append(_kinds("layers_block_type", names, _NAMES))
+        said.append(_kinds(text, "layers_block_type", names, _NAMES))
     if not said:
         reason = "required key is missing (as is layers_block_type)"
-        raise ConfigError("hybrid_override_pattern", reason)
+        raise text.error("hybrid_override_pattern", reason)
     if said[0] != said[-1]:
-        raise ConfigError("layers_block_type", f"contradicts the pattern {letters!r}")
+        raise text.error("layers_block_type", f"contradicts the pattern {letters!r}")
     return said[0]
 
 
-def _attention(text: Mapping[str, Any]) -> AttentionConfig:
-    raw = read_config(text, RawAttention)
+def _attention(text: Section) -> AttentionConfig:
+    raw = text.read(RawAttention)
     _refuse(attrs.asdict(raw), {"sliding_window": None})
-    heads, kv_heads = raw.num_attention_heads, raw.num_key_value_heads
-    _require_multiple(text, "num_key_value_heads", kv_heads, "num_attention_heads")
     return AttentionConfig(
-        num_heads=heads,
-        num_kv_heads=kv_heads,
+        num_heads=raw.num_attention_heads,
+        num_kv_heads=text.kv_heads(raw),
         head_dim=raw.head_dim or raw.attention_head_dim or 128,
         bias=raw.attention_bias,
     )
 
 
-def _mamba(text: Mapping[str, Any]) -> MambaConfig:
-    raw = read_config(text, RawMamba)
+def _mamba(text: Section) -> MambaConfig:
+    raw = text.read(RawMamba)
     _refuse(attrs.asdict(raw), {"mamba_hidden_act": "silu"})
-    _require_multiple(text, "n_groups", raw.n_groups, "mamba_num_heads")
+    text.require_divisor(raw, "n_groups", "mamba_num_heads")
     return MambaConfig(
         num_heads=raw.mamba_num_heads,
         head_dim=raw.mamba_head_dim,
@@ -194,15 +188,13 @@ def _mamba(text: Mapping[str, Any]) -> MambaConfig:
         chunk=raw.chunk_size,
         bias=raw.use_bias,
         conv_bias=raw.use_conv_bias,
-        limit=read_limit(raw.time_step_limit),
+        limit=read_limit(raw.time_step_limit, text.key("time_step_limit")),
     )
 
 
-def _experts(text: Mapping[str, Any]) -> ExpertsConfig:
-    raw = read_config(text, RawExperts)
-    if raw.num_experts_per_tok > raw.n_routed_experts:
-        reason = f"must be at most n_routed_experts, {raw.n_routed_experts}"
-        raise ConfigError("num_experts_per_tok", reason)
+def _experts(text: Section) -> ExpertsConfig:
+    raw = text.read(RawExperts)
+    text.require_at_most(raw, "num_experts_per_tok", "n_routed_experts")
     if raw.n_group != raw.topk_group:
         raise UnsupportedModelError(
             f"a choice of topk_group {raw.topk_group} of n_group {raw.n_group} groups of "
@@ -213,7 +205,7 @@ def _experts(text: Mapping[str, Any]) -> ExpertsConfig:
         raise UnsupportedModelError("more than one n_shared_experts is not supported")
     shared = raw.moe_shared_expert_intermediate_size if raw.n_shared_experts else None
     if raw.n_shared_experts and shared is None:
-        raise ConfigError("moe_shared_expert_intermediate_size", "required key is missing")
+        raise text.error("moe_shared_expert_intermediate_size", "required key is missing")
     return ExpertsConfig(
         num_experts=raw.n_routed_experts,
         num_chosen=raw.num_experts_per_tok,
@@ -225,8 +217,8 @@ def _experts(text: Mapping[str, Any]) -> ExpertsConfig:
     )
 
 
-def _mlp_bias(text: Mapping[str, Any]) -> bool:
-    raw = read_config(text, RawMLP)
+def _mlp_bias(text: Section) -> bool:
+    raw = text.read(RawMLP)
     _refuse(attrs.asdict(raw), {"mlp_hidden_act": "relu2"})
     return raw.mlp_bias
 
@@ -242,10 +234,10 @@ def parse(raw_config: Mapping[str, Any]) -> NemotronHConfig:
         UnsupportedModelError: A layer of an unknown type, an activation that no published model
             has, sliding windows, a float32 residual stream, or a choice of groups of experts.
     """
-    text = text_part(raw_config)
-    raw = read_config(text, Raw)
+    text = merged_section(raw_config)
+    raw = text.read(Raw)
     _refuse(attrs.asdict(raw), {"model_type": "nemotron_h", "residual_in_fp32": False})
-    kinds = _layer_types(raw)
+    kinds = _layer_types(raw, text)
     return NemotronHConfig(
         hidden_size=raw.hidden_size,
         vocab_size=raw.vocab_size,
@@ -256,8 +248,6 @@ def parse(raw_config: Mapping[str, Any]) -> NemotronHConfig:
         attention=_attention(text) if "attention" in kinds else None,
         mamba=_mamba(text) if "mamba" in kinds else None,
         mlp_bias=_mlp_bias(text) if {"mlp", "moe"} & set(kinds) else False,
-        intermediate_size=(
-            read_config(text, RawDense).intermediate_size if "mlp" in kinds else None
-        ),
+        intermediate_size=(text.read(RawDense).intermediate_size if "mlp" in kinds else None),
         experts=_experts(text) if "moe" in kinds else None,
     )

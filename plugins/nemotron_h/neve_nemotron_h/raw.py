@@ -1,27 +1,21 @@
-"""The keys of config.json that are read, typed, with the defaults of the model's makers."""
+"""The keys of config.json that are read, typed, with the defaults of the model's makers.
+
+Where a key stands under two names, the other name wins over the field's, as with the makers.
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
-from attrs import validators
 
+from neve.checkpoint.config import also_called, count, epsilon, factor, size, tokens, vocabulary
 from neve.contract.errors import ConfigError
 
-_positive = validators.ge(1)
-
-LEGACY_NAMES: Mapping[str, str] = {
-    "mamba_n_groups": "n_groups",
-    "mamba_d_conv": "conv_kernel",
-    "mamba_dt_limit": "time_step_limit",
-    "mamba_conv_bias": "use_conv_bias",
-    "mamba_chunk_size": "chunk_size",
-    "layer_types": "layers_block_type",
-    "num_local_experts": "n_routed_experts",
-}
-"""Other name of a key -> its name. Where both stand, the other one wins, as with the makers."""
+MAX_STEP = 1e6
+"""The least time step at most: a state that it multiplies stays within float32."""
 
 
 @attrs.frozen(kw_only=True)
@@ -29,13 +23,13 @@ class Raw:
     """What every model has."""
 
     model_type: str
-    hidden_size: int = attrs.field(validator=_positive)
-    vocab_size: int = attrs.field(validator=_positive)
-    max_position_embeddings: int = attrs.field(default=4096, validator=_positive)
-    layer_norm_epsilon: float = 1e-5
+    hidden_size: int = size()
+    vocab_size: int = vocabulary()
+    max_position_embeddings: int = tokens(4096)
+    layer_norm_epsilon: float = epsilon(1e-5)
     tie_word_embeddings: bool = False
     hybrid_override_pattern: Any = None
-    layers_block_type: Any = None
+    layers_block_type: Any = attrs.field(default=None, metadata=also_called("layer_types"))
     residual_in_fp32: bool = False
 
 
@@ -43,30 +37,28 @@ class Raw:
 class RawAttention:
     """The keys of attention layers."""
 
-    num_attention_heads: int = attrs.field(validator=_positive)
-    num_key_value_heads: int = attrs.field(default=8, validator=_positive)
-    head_dim: int | None = attrs.field(default=None, validator=validators.optional(_positive))
-    attention_head_dim: int | None = attrs.field(
-        default=None, validator=validators.optional(_positive)
-    )
+    num_attention_heads: int = size()
+    num_key_value_heads: int = size(8)
+    head_dim: int | None = size(None)
+    attention_head_dim: int | None = size(None)
     attention_bias: bool = False
-    sliding_window: int | None = None
+    sliding_window: int | None = tokens(None)
 
 
 @attrs.frozen(kw_only=True)
 class RawMamba:
     """The keys of Mamba-2 layers. `use_bias` is the one that the makers' code looks at."""
 
-    mamba_num_heads: int = attrs.field(validator=_positive)
-    mamba_head_dim: int = attrs.field(default=64, validator=_positive)
-    ssm_state_size: int = attrs.field(default=128, validator=_positive)
-    n_groups: int = attrs.field(default=8, validator=_positive)
-    conv_kernel: int = attrs.field(default=4, validator=validators.ge(2))
-    chunk_size: int = attrs.field(default=128, validator=_positive)
-    use_conv_bias: bool = True
+    mamba_num_heads: int = size()
+    mamba_head_dim: int = size(64)
+    ssm_state_size: int = size(128)
+    n_groups: int = size(8, aliases=["mamba_n_groups"])
+    conv_kernel: int = size(4, least=2, aliases=["mamba_d_conv"])
+    chunk_size: int = size(128, aliases=["mamba_chunk_size"])
+    use_conv_bias: bool = attrs.field(default=True, metadata=also_called("mamba_conv_bias"))
     use_bias: bool = False
     mamba_hidden_act: str = "silu"
-    time_step_limit: Any = None
+    time_step_limit: Any = attrs.field(default=None, metadata=also_called("mamba_dt_limit"))
 
 
 @attrs.frozen(kw_only=True)
@@ -81,47 +73,34 @@ class RawMLP:
 class RawDense:
     """The key of dense MLPs."""
 
-    intermediate_size: int = attrs.field(validator=_positive)
+    intermediate_size: int = size()
 
 
 @attrs.frozen(kw_only=True)
 class RawExperts:
     """The keys of experts."""
 
-    n_routed_experts: int = attrs.field(validator=_positive)
-    num_experts_per_tok: int = attrs.field(validator=_positive)
-    moe_intermediate_size: int = attrs.field(validator=_positive)
-    moe_latent_size: int | None = attrs.field(
-        default=None, validator=validators.optional(_positive)
-    )
-    n_shared_experts: int = attrs.field(default=1, validator=validators.ge(0))
-    moe_shared_expert_intermediate_size: int | None = attrs.field(
-        default=None, validator=validators.optional(_positive)
-    )
+    n_routed_experts: int = size(aliases=["num_local_experts"])
+    num_experts_per_tok: int = size()
+    moe_intermediate_size: int = size()
+    moe_latent_size: int | None = size(None)
+    n_shared_experts: int = count(1)
+    moe_shared_expert_intermediate_size: int | None = size(None)
     norm_topk_prob: bool = True
-    routed_scaling_factor: float = 1.0
-    n_group: int = attrs.field(default=1, validator=_positive)
-    topk_group: int = attrs.field(default=1, validator=_positive)
+    routed_scaling_factor: float = factor(1.0)
+    n_group: int = size(1)
+    topk_group: int = size(1)
 
 
-def text_part(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys of the text model under their names; those of a `text_config` win."""
-    nested = raw.get("text_config")
-    if nested is not None and not isinstance(nested, Mapping):
-        raise ConfigError("text_config", f"must be an object, got {nested!r}")
-    text: dict[str, Any] = {}
-    for part in (raw, nested or {}):
-        given = {key: value for key, value in part.items() if value is not None}
-        text |= given
-        text |= {name: given[key] for key, name in LEGACY_NAMES.items() if key in given}
-    return text
-
-
-def read_limit(raw: Any) -> tuple[float, float]:
+def read_limit(raw: Any, key: str) -> tuple[float, float]:
     """Return `time_step_limit`, by default any step.
 
     No upper limit is a bare `Infinity`, the string or the tagged object that stand for it in
     strict JSON, or null.
+
+    Args:
+        raw: What config.json has.
+        key: Its path, for the error.
 
     Raises:
         ConfigError: It is no pair of ascending numbers.
@@ -129,9 +108,10 @@ def read_limit(raw: Any) -> tuple[float, float]:
     if raw is None:
         return 0.0, float("inf")
     pair = [_number(value) for value in raw] if isinstance(raw, Sequence) else []
-    if isinstance(raw, str) or len(pair) != 2 or not 0 <= pair[0] <= pair[1]:
-        reason = f"must be two ascending numbers, none below zero, got {raw!r}"
-        raise ConfigError("time_step_limit", reason)
+    right = len(pair) == 2 and 0 <= pair[0] <= min(pair[1], MAX_STEP)
+    if isinstance(raw, str) or not right:
+        reason = f"must be two ascending numbers, the first from 0 to {MAX_STEP:g}, got {raw!r}"
+        raise ConfigError(key, reason)
     return pair[0], pair[1]
 
 
@@ -139,8 +119,7 @@ def _number(value: Any) -> float:
     """Return a limit as a number; NaN for what is none."""
     if isinstance(value, Mapping):
         value = value.get("__float__")
-    if value is None or value == "Infinity":
+    if value is None or value in ("Infinity", float("inf")):
         return float("inf")
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return float("nan")
-    return float(value)
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if number and value <= sys.float_info.max else float("nan")

@@ -7,14 +7,14 @@ from typing import Any
 
 import attrs
 
+from neve.checkpoint.config import Section, read_config, text_section
 from neve.contract.errors import ConfigError, UnsupportedModelError
 from neve.contract.forward import RopeSpec
-from neve.layers.rope import rope_spec
+from neve.layers.rope_config import read_rope
 
-from .raw import RawDense, RawOuter, RawRope, RawSparse, RawText, read_nested
+from .raw import RawDense, RawOuter, RawSparse, RawText
 
 _LAYER_TYPES = ("linear_attention", "full_attention")
-_PARTIAL_ROTARY_FACTOR = 0.25
 
 
 @attrs.frozen(kw_only=True)
@@ -89,32 +89,28 @@ def parse(raw_config: Mapping[str, Any]) -> Qwen35Config:
         UnsupportedModelError: A kind of layer, activation or rotary rule that is not
             implemented.
     """
-    outer = read_nested(raw_config, RawOuter, "")
-    prefix = "" if outer.text_config is None else "text_config."
-    text = raw_config if outer.text_config is None else outer.text_config
-    if text.get("hidden_size") is None:
+    outer, text = read_config(raw_config, RawOuter), text_section(raw_config)
+    if not text.has("hidden_size"):
         raise ConfigError("text_config.hidden_size", "required key is missing")
-    types = (outer.model_type, str(text.get("model_type")))
+    types = (outer.model_type, str(text.keys.get("model_type")))
     sparse = any(name.endswith(("_moe", "_moe_text")) for name in types)
-    raw = read_nested(text, RawSparse if sparse else RawDense, prefix)
+    raw = text.read(RawSparse if sparse else RawDense)
     _refuse_variants(raw)
     tied = raw.tie_word_embeddings
     return Qwen35Config(
         hidden_size=raw.hidden_size,
-        full_attention=_full_attention(raw, prefix),
-        num_attention_heads=_multiple(
-            raw, "num_attention_heads", "num_key_value_heads", prefix
-        ),
-        num_key_value_heads=raw.num_key_value_heads,
+        full_attention=_full_attention(raw, text),
+        num_attention_heads=raw.num_attention_heads,
+        num_key_value_heads=text.kv_heads(raw),
         head_dim=raw.head_dim,
         vocab_size=raw.vocab_size,
         max_position_embeddings=raw.max_position_embeddings,
         rms_norm_eps=raw.rms_norm_eps,
         tie_word_embeddings=outer.tie_word_embeddings if tied is None else tied,
         attention_bias=raw.attention_bias,
-        mlp=_mlp(raw, prefix),
-        delta=_delta(raw, prefix),
-        rope=_rope(raw, prefix),
+        mlp=_mlp(raw, text),
+        delta=_delta(raw, text),
+        rope=_rope(raw, text),
     )
 
 
@@ -127,7 +123,7 @@ def _refuse_variants(raw: RawText) -> None:
         raise UnsupportedModelError("Qwen3.5 without attn_output_gate is not supported")
 
 
-def _full_attention(raw: RawText, prefix: str) -> tuple[bool, ...]:
+def _full_attention(raw: RawText, text: Section) -> tuple[bool, ...]:
     if raw.layer_types is None:
         every = raw.full_attention_interval
         return tuple((i + 1) % every == 0 for i in range(raw.num_hidden_layers))
@@ -138,42 +134,29 @@ def _full_attention(raw: RawText, prefix: str) -> tuple[bool, ...]:
             f"layer type {unknown[0]!r} is not supported (known: {known})"
         )
     if len(raw.layer_types) != raw.num_hidden_layers:
-        raise ConfigError(
-            f"{prefix}layer_types",
+        raise text.error(
+            "layer_types",
             f"must name num_hidden_layers = {raw.num_hidden_layers} layers, "
             f"got {len(raw.layer_types)}",
         )
     return tuple(name == "full_attention" for name in raw.layer_types)
 
 
-def _multiple(raw: RawText, key: str, divisor: str, prefix: str) -> int:
-    value: int = getattr(raw, key)
-    if value % getattr(raw, divisor):
-        raise ConfigError(
-            f"{prefix}{key}",
-            f"must be a multiple of {divisor} = {getattr(raw, divisor)}, got {value}",
-        )
-    return value
-
-
-def _delta(raw: RawText, prefix: str) -> DeltaConfig:
+def _delta(raw: RawText, text: Section) -> DeltaConfig:
+    text.require_divisor(raw, "linear_num_key_heads", "linear_num_value_heads")
     return DeltaConfig(
         key_heads=raw.linear_num_key_heads,
-        value_heads=_multiple(raw, "linear_num_value_heads", "linear_num_key_heads", prefix),
+        value_heads=raw.linear_num_value_heads,
         key_dim=raw.linear_key_head_dim,
         value_dim=raw.linear_value_head_dim,
         kernel=raw.linear_conv_kernel_dim,
     )
 
 
-def _mlp(raw: RawDense | RawSparse, prefix: str) -> int | ExpertsConfig:
+def _mlp(raw: RawDense | RawSparse, text: Section) -> int | ExpertsConfig:
     if isinstance(raw, RawDense):
         return raw.intermediate_size
-    if raw.num_experts_per_tok > raw.num_experts:
-        raise ConfigError(
-            f"{prefix}num_experts_per_tok",
-            f"must be at most num_experts = {raw.num_experts}, got {raw.num_experts_per_tok}",
-        )
+    text.require_at_most(raw, "num_experts_per_tok", "num_experts")
     return ExpertsConfig(
         num_experts=raw.num_experts,
         num_chosen=raw.num_experts_per_tok,
@@ -182,23 +165,10 @@ def _mlp(raw: RawDense | RawSparse, prefix: str) -> int | ExpertsConfig:
     )
 
 
-def _rope(raw: RawText, prefix: str) -> RopeSpec:
-    """Read the rotary embedding; `rope_parameters` wins over the older keys beside it."""
-    name = "rope_scaling" if raw.rope_parameters is None else "rope_parameters"
-    rule = dict(getattr(raw, name) or {})
-    inner = read_nested(rule, RawRope, f"{prefix}{name}.")
-    theta = inner.rope_theta or raw.rope_theta
-    if theta is None:
-        raise ConfigError(f"{prefix}rope_parameters.rope_theta", "required key is missing")
-    factor = inner.partial_rotary_factor or raw.partial_rotary_factor or _PARTIAL_ROTARY_FACTOR
-    dims = int(raw.head_dim * factor)
-    if dims % 2 or not 0 < dims <= raw.head_dim:
-        raise ConfigError(
-            f"{prefix}partial_rotary_factor",
-            f"must leave an even number of head_dim = {raw.head_dim} elements, got {factor}",
-        )
+def _rope(raw: RawText, text: Section) -> RopeSpec:
+    rule = read_rope(text.keys, key=text.key, base=None)
+    dims = int(raw.head_dim * rule.share(raw.partial_rotary_factor))
     # of multi-axis positions, text has equal ones
-    for key in ("rope_type", "type"):
-        if rule.get(key) == "mrope":
-            rule[key] = "default"
-    return rope_spec(dims, theta, rule, max_context=raw.max_position_embeddings)
+    keys = {k: "default" if v == "mrope" else v for k, v in rule.keys.items()}
+    rule = attrs.evolve(rule, keys=keys, dims_key=text.key("partial_rotary_factor"))
+    return rule.spec(dims, max_context=raw.max_position_embeddings)
