@@ -47,6 +47,18 @@ class PluginConflictError(PluginError):
     """Two plugins answer for one model type; neither is used."""
 
 
+class HookFailedError(PluginError):
+    """A hook of a family raised what it may not raise, or returned what it may not return.
+
+    Attributes:
+        hook: The hook's name.
+    """
+
+    def __init__(self, family: str, hook: str, reason: str) -> None:
+        self.hook = hook
+        super().__init__(family, f"its hook {hook} {reason}")
+
+
 class HookMissingError(PluginError):
     """A plugin lacks a mandatory hook, or offers one that is not asked for."""
 

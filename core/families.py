@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import pluggy
 
+from .contract.guard import check_layout, check_logits, guarded
 from .contract.hooks import OPTIONAL_HOOKS, PROJECT, FamilyHooks
 from .contract.plan import HOOKSPEC_VERSION, ExecutionPlan, FamilyInfo, OutputProtocol
 from .errors import (
@@ -48,7 +49,10 @@ HOOK_NAMES = frozenset(
 
 @attrs.frozen
 class Family:
-    """One plugin's answers, behind typed methods; see `contract.hooks` for what they mean."""
+    """One plugin's answers, behind typed methods; see `contract.hooks` for what they mean.
+
+    Each raises `HookFailedError` for what `contract.guard` does not let pass.
+    """
 
     info: FamilyInfo
     version: str
@@ -68,8 +72,9 @@ class Family:
         return self._ask["model_shape"](config=config)
 
     def declare_cache_groups(self, config: Any) -> CacheLayout:
-        """Return the cache layout."""
-        return self._ask["declare_cache_groups"](config=config)
+        """Return the cache layout, which has one route a layer."""
+        layout = self._ask["declare_cache_groups"](config=config)
+        return check_layout(self.name, layout, self.model_shape(config))
 
     def build_model(self, config: Any, weights: Weights) -> nn.Module:
         """Return the model with its weights."""
@@ -77,7 +82,8 @@ class Family:
 
     def forward(self, model: nn.Module, batch: StepBatch, context: ForwardContext) -> mx.array:
         """Return logits `[R, V]`."""
-        return self._ask["forward"](model=model, batch=batch, context=context)
+        logits = self._ask["forward"](model=model, batch=batch, context=context)
+        return check_logits(self.name, logits, batch.logit_rows.shape[0])
 
     def build_sidecar_policy(self, config: Any, dtype: str) -> SidecarPolicy | None:
         """Return the sidecar policy of a compute dtype, None without one."""
@@ -203,7 +209,9 @@ def load_family(name: str, module: object, version: str = "unknown") -> Family:
     info = _ask_info(name, manager)
     _check_version(name, info)
     _check_hooks(name, manager, info)
-    return Family(info, version, {hook: getattr(manager.hook, hook) for hook in HOOK_NAMES})
+    hooks = {hook: getattr(manager.hook, hook) for hook in HOOK_NAMES}
+    asked = {hook: guarded(info.name, hook, call) for hook, call in hooks.items()}
+    return Family(info, version, asked)
 
 
 def _claims(family: Family) -> list[str]:

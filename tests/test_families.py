@@ -10,6 +10,13 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from neve.contract.cache_spec import (
+    FullAttention,
+    RecurrentState,
+    StateTensor,
+    layer_routes,
+    uniform_layout,
+)
 from neve.contract.hooks import OPTIONAL_HOOKS, hookimpl
 from neve.contract.plan import (
     HOOKSPEC_VERSION,
@@ -19,12 +26,17 @@ from neve.contract.plan import (
     ModelShape,
     OutputProtocol,
 )
+from neve.contract.sidecar import recurrent_policy
 from neve.errors import (
+    ConfigError,
     FamilyNotInstalledError,
+    HookFailedError,
     HookMissingError,
     HookVersionError,
     PluginConflictError,
     PluginError,
+    UnsupportedModelError,
+    WeightError,
 )
 from neve.families import (
     ENTRY_POINT_GROUP,
@@ -44,6 +56,9 @@ def _all_plugins_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(PLUGINS_VARIABLE, raising=False)
 
 
+LAYOUT = uniform_layout(FullAttention(1, 2), 1)
+
+
 def _functions(name: str, model_types: tuple[str, ...], version: int) -> dict[str, Any]:
     info = FamilyInfo(name, version, model_types, f"neve-{name}")
     shape = ModelShape(vocab_size=10, max_context=64, num_layers=1)
@@ -52,7 +67,7 @@ def _functions(name: str, model_types: tuple[str, ...], version: int) -> dict[st
         "family_info": lambda: info,
         "parse_config": lambda raw: (name, dict(raw)),
         "model_shape": lambda config: shape,
-        "declare_cache_groups": lambda config: f"layout of {name}",
+        "declare_cache_groups": lambda config: LAYOUT,
         "build_model": lambda config, weights: (config, weights),
         "forward": lambda model, batch, context: (model, batch, context),
         "cold_restore_eligibility": lambda config: eligibility,
@@ -433,30 +448,39 @@ def test_optional_hooks_have_defaults(make_plugin: MakePlugin) -> None:
     assert family.build_sidecar_policy(None, "float32") is None
 
 
+GIVEN = ("tiny", "float32")
+HYBRID = layer_routes([RecurrentState([StateTensor("conv", (2, 4))])])
+
+
 def test_optional_hooks_are_asked_if_offered(make_plugin: MakePlugin) -> None:
     """FW-2: what a family states counts."""
     plan, protocol = ExecutionPlan(row_exact="always"), OutputProtocol(("<end>",))
+    policy = recurrent_policy("ssm_state", HYBRID, "float32")
     plugin = make_plugin(
         execution_plan=lambda config: plan,
         output_protocol=lambda config: protocol,
-        build_sidecar_policy=lambda config, dtype: f"{dtype} policy for {config}",
+        build_sidecar_policy=lambda config, dtype: policy if (config, dtype) == GIVEN else None,
     )
     family = load_family("fir", plugin)
 
     assert family.execution_plan(None) is plan
     assert family.output_protocol(None) is protocol
-    assert family.build_sidecar_policy("tiny", "f32") == "f32 policy for tiny"
+    assert family.build_sidecar_policy(*GIVEN) is policy
 
 
 def test_arguments_reach_the_hook_by_name(make_plugin: MakePlugin) -> None:
     """FW-2: a hook gets what it asks for, in whatever order, and may leave arguments out."""
+    shape = ModelShape(7, 64, 1)
     plugin = make_plugin(
-        forward=lambda context, model: (model, context), model_shape=lambda: "no config needed"
+        forward=lambda context, model: model if context == "context" else None,
+        model_shape=lambda: shape,
     )
     family: Any = load_family("fir", plugin)
+    logits = SimpleNamespace(shape=(2, 7), ndim=2)
+    batch = SimpleNamespace(logit_rows=SimpleNamespace(shape=(2,)))
 
-    assert family.forward("model", "batch", "context") == ("model", "context")
-    assert family.model_shape("config") == "no config needed"
+    assert family.forward(logits, batch, "context") is logits
+    assert family.model_shape("config") is shape
     assert family.parse_config({"a": 1}) == ("fir", {"a": 1})
     assert family.build_model("config", "weights") == ("config", "weights")
     assert family.cold_restore_eligibility().reason == "fir"
@@ -484,13 +508,106 @@ def test_one_familys_hook_is_never_asked_for_another(
     )
 
     assert catalogue.for_model_type("fir").parse_config({}) == "fir"
-    assert catalogue.for_model_type("oak").declare_cache_groups(None) == "layout of oak"
+    assert catalogue.for_model_type("oak").declare_cache_groups(None) is LAYOUT
     assert asked == ["fir"]
 
 
-def test_a_hooks_error_reaches_the_caller(make_plugin: MakePlugin) -> None:
-    """FW-2: what a hook raises after discovery is not dressed up."""
-    family = load_family("fir", make_plugin(declare_cache_groups=lambda config: _raise()))
+ASKED: dict[str, tuple[Any, ...]] = {
+    "parse_config": ({},),
+    "model_shape": (None,),
+    "declare_cache_groups": (None,),
+    "build_model": (None, None),
+    "build_sidecar_policy": (None, "float32"),
+    "cold_restore_eligibility": (None,),
+    "execution_plan": (None,),
+    "output_protocol": (None,),
+}
 
-    with pytest.raises(RuntimeError, match="not today"):
+
+def _raising(error: Exception) -> Callable[..., Any]:
+    def hook(config: Any) -> Any:
+        raise error
+
+    return hook
+
+
+@pytest.mark.parametrize("hook", ASKED)
+def test_what_a_hook_raises_at_load_names_family_and_hook(
+    hook: str, make_plugin: MakePlugin
+) -> None:
+    """FW-3: a stranger's error is wrapped, whatever it is, and stays the cause."""
+    functions: dict[str, Callable[..., Any]] = {
+        "parse_config": lambda raw: 1 / 0,
+        "build_model": lambda config, weights: 1 / 0,
+        "build_sidecar_policy": lambda config, dtype: 1 / 0,
+    }
+    function = functions.get(hook, lambda config: 1 / 0)
+    family = load_family("fir", make_plugin(**{hook: function}))
+
+    with pytest.raises(HookFailedError, match=f"'fir'.*{hook} raised ZeroDiv") as caught:
+        getattr(family, hook)(*ASKED[hook])
+    assert (caught.value.plugin, caught.value.hook) == ("fir", hook)
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+
+@pytest.mark.parametrize(
+    "error", [ConfigError("a.b", "must be 1"), UnsupportedModelError("no"), WeightError("no")]
+)
+def test_errors_that_hooks_may_raise_reach_the_caller(
+    error: Exception, make_plugin: MakePlugin
+) -> None:
+    """FW-2: what a family says of a config or of weights is not dressed up."""
+    family = load_family("fir", make_plugin(declare_cache_groups=_raising(error)))
+
+    with pytest.raises(type(error)) as caught:
         family.declare_cache_groups(None)
+    assert caught.value is error
+
+
+@pytest.mark.parametrize(
+    "hook",
+    [
+        "model_shape",
+        "declare_cache_groups",
+        "cold_restore_eligibility",
+        "execution_plan",
+        "output_protocol",
+    ],
+)
+def test_an_answer_of_another_type_names_family_and_hook(
+    hook: str, make_plugin: MakePlugin
+) -> None:
+    """FW-3: a wrong answer is found where it is given, not where it is used."""
+    family = load_family("fir", make_plugin(**{hook: lambda config: "later"}))
+
+    with pytest.raises(HookFailedError, match=rf"'fir'.*{hook} must return \w+.*'later'"):
+        getattr(family, hook)(None)
+
+
+@pytest.mark.parametrize("num_layers", [1, 3])
+def test_a_layout_of_other_layers_is_refused_at_load(
+    num_layers: int, make_plugin: MakePlugin
+) -> None:
+    """FW-3: one route a layer; a missing one would be an index error in the first step."""
+    layout = uniform_layout(FullAttention(1, 2), num_layers)
+    functions = {
+        "declare_cache_groups": lambda config: layout,
+        "model_shape": lambda config: ModelShape(10, 64, num_layers=2),
+    }
+    family = load_family("fir", make_plugin(**functions))
+
+    with pytest.raises(HookFailedError, match=f"{num_layers} routes, .* 2 layers"):
+        family.declare_cache_groups(None)
+
+
+@pytest.mark.parametrize("shape", [(3, 10), (10,), (1, 2, 10)])
+def test_logits_of_other_rows_are_refused(shape: Any, make_plugin: MakePlugin) -> None:
+    """FW-3: logits of every token of a slice would be sampled from at the wrong row."""
+    logits = SimpleNamespace(shape=shape, ndim=len(shape))
+    plugin = make_plugin(forward=lambda model, batch, context: logits)
+    family = load_family("fir", plugin)
+    batch: Any = SimpleNamespace(logit_rows=SimpleNamespace(shape=(2,)))
+    model: Any = None
+
+    with pytest.raises(HookFailedError, match=r"forward must return logits \[2, vocab"):
+        family.forward(model, batch, model)

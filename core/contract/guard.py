@@ -1,0 +1,94 @@
+"""Hooks as the core asks them: whatever goes wrong names the family and the hook."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from ..errors import HookFailedError, NeveError
+from .cache_spec import CacheLayout
+from .plan import ColdEligibility, ExecutionPlan, ModelShape, OutputProtocol
+from .sidecar import SidecarPolicy
+
+if TYPE_CHECKING:
+    import mlx.core as mx
+
+ANSWERS: Mapping[str, tuple[type, ...]] = {
+    "model_shape": (ModelShape,),
+    "declare_cache_groups": (CacheLayout,),
+    "build_sidecar_policy": (SidecarPolicy, type(None)),
+    "cold_restore_eligibility": (ColdEligibility,),
+    "execution_plan": (ExecutionPlan, type(None)),
+    "output_protocol": (OutputProtocol, type(None)),
+}
+"""Hook -> what it may return; other hooks return values of the family's own."""
+
+UNGUARDED = frozenset({"forward"})
+"""Asked once a step: an error there ends the step with its own name and traceback."""
+
+
+def guarded(family: str, hook: str, call: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `call` with its errors and answers checked.
+
+    Errors of neve's own tree pass: they say what is wrong with a config or with weights. Any
+    other error is a fault of the plugin, or of a checkpoint that the plugin does not examine.
+
+    Args:
+        family: The family's name.
+        hook: The hook's name.
+        call: The hook.
+
+    Raises:
+        HookFailedError: From the returned function: the hook raised something else, or
+            returned a value of another type than the hook specification says.
+    """
+    if hook in UNGUARDED:
+        return call
+    types = ANSWERS.get(hook, (object,))
+
+    def ask(**arguments: Any) -> Any:
+        try:
+            answer = call(**arguments)
+        except NeveError:
+            raise
+        except Exception as error:
+            reason = f"raised {type(error).__name__}: {error}"
+            raise HookFailedError(family, hook, reason) from error
+        if not isinstance(answer, types):
+            right = " or ".join("None" if t is type(None) else t.__name__ for t in types)
+            raise HookFailedError(family, hook, f"must return {right}, got {answer!r}")
+        return answer
+
+    return ask
+
+
+def check_layout(family: str, layout: CacheLayout, shape: ModelShape) -> CacheLayout:
+    """Return a layout that has one route for each layer of the model.
+
+    Raises:
+        HookFailedError: It has more or fewer.
+    """
+    if layout.num_layers != shape.num_layers:
+        reason = (
+            f"must return one route a layer: it returned {layout.num_layers} routes, and "
+            f"model_shape says {shape.num_layers} layers"
+        )
+        raise HookFailedError(family, "declare_cache_groups", reason)
+    return layout
+
+
+def check_logits(family: str, logits: mx.array, num_rows: int) -> mx.array:
+    """Return logits that have one row for each row that wants some.
+
+    Rows of other tokens would be sampled from without notice: the sampler takes the first.
+
+    Raises:
+        HookFailedError: The shape is not `[num_rows, V]`.
+    """
+    if logits.ndim != 2 or logits.shape[0] != num_rows:
+        reason = (
+            f"must return logits [{num_rows}, vocab_size], a row for each of "
+            f"batch.logit_rows, got {list(logits.shape)}"
+        )
+        raise HookFailedError(family, "forward", reason)
+    return logits
