@@ -102,7 +102,8 @@ class ForwardContext(Protocol):
 
         Raises:
             CacheMisuseError: The layer owns its cache and `k` or `v` is missing, or it is an
-                alias and brings some.
+                alias and brings some; heads are not of the shape that the layout declares; or
+                the layer was called before, or a later layer was.
         """
         ...
 
@@ -130,8 +131,7 @@ class ForwardContext(Protocol):
             `[T, Hq, Dv]`, in the dtype of the projections.
 
         Raises:
-            CacheMisuseError: The layer owns its cache and keys are missing, or it is an alias
-                and brings some.
+            CacheMisuseError: As `attend`.
         """
         ...
 
@@ -154,9 +154,8 @@ class ForwardContext(Protocol):
             `[T, …]`, the outputs in token order.
 
         Raises:
-            CacheMisuseError: It was called before for the layer, or the state that `step`
-                returned is not what the layout declares.
-            ValueError: The layer has no state.
+            CacheMisuseError: The layer has no state, or was called before, or a later layer
+                was; or the state that `step` returned is not what the layout declares.
         """
         ...
 

@@ -15,7 +15,7 @@ from ..layers.rope import Rotation
 from ..metal.attention import decode_attention, prefill_attention
 from ..pools.flat_cache import FlatCache
 from ..pools.scan_calls import ScanCall
-from .route import storage_of
+from .route import HeadsGiven, StepRoutes
 from .scan import scan_rows
 
 
@@ -36,6 +36,7 @@ class FlatContext:
             batch: The step's tokens.
         """
         self._layout = layout
+        self._routes = StepRoutes(layout)
         self._caches = caches
         self._batch = batch
         self._rope = Rotation(batch.positions)
@@ -55,7 +56,7 @@ class FlatContext:
         softcap: float | None = None,
     ) -> mx.array:
         """Store keys and values, attend; see `ForwardContext.attend`."""
-        owner = storage_of(self._layout, layer, k is not None, v is not None)
+        owner = self._routes.attend(layer, HeadsGiven.of(q, k, v))
         spec = self._layout.groups[owner.group]
         window = spec.window if isinstance(spec, SlidingWindow) else None
         parts: list[mx.array] = []
@@ -98,7 +99,7 @@ class FlatContext:
 
     def scan(self, layer: int, inputs: tuple[mx.array, ...], step: ScanStep) -> mx.array:
         """Run a recurrence; see `ForwardContext.scan`."""
-        spec, compute_dtype = self._layout.state(layer), inputs[0].dtype
+        spec, compute_dtype = self._routes.scan(layer), inputs[0].dtype
         parts: list[mx.array] = []
         verifying = self._batch.num_wave_rows
         for i, (segment, cache) in enumerate(

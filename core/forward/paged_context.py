@@ -12,7 +12,7 @@ from ..contract.forward import RopeSpec, ScanStep, State, StepBatch
 from ..contract.heads import Projected
 from ..layers.rope import Rotation
 from ..pools.scan_calls import scan_calls
-from .route import storage_of
+from .route import HeadsGiven, StepRoutes
 from .scan import scan_rows
 
 
@@ -79,7 +79,7 @@ class PagedContext:
             states: The rows of a step's scans, one call a wave, then one a slice; none if no
                 layer keeps a state.
         """
-        self._layout = layout
+        self._routes = StepRoutes(layout)
         self._batch = batch
         self._attention = attention
         self._states = states
@@ -105,7 +105,7 @@ class PagedContext:
         softcap: float | None = None,
     ) -> mx.array:
         """Store keys and values, attend; see `ForwardContext.attend`."""
-        owner = storage_of(self._layout, layer, k is not None, v is not None)
+        owner = self._routes.attend(layer, HeadsGiven.of(q, k, v))
         return self._attention.attend(owner, q, k, v, scale, softcap)
 
     def attend_projected(
@@ -117,13 +117,12 @@ class PagedContext:
         softcap: float | None = None,
     ) -> mx.array:
         """Make heads, store, attend; see `ForwardContext.attend_projected`."""
-        brings = projected.shape.kv_heads > 0
-        owner = storage_of(self._layout, layer, brings, brings)
+        owner = self._routes.attend(layer, HeadsGiven.projected(projected))
         return self._attention.attend_projected(owner, projected, self._rope, scale, softcap)
 
     def scan(self, layer: int, inputs: tuple[mx.array, ...], step: ScanStep) -> mx.array:
         """Run a recurrence; see `ForwardContext.scan`."""
-        spec, compute_dtype = self._layout.state(layer), inputs[0].dtype
+        spec, compute_dtype = self._routes.scan(layer), inputs[0].dtype
         parts: list[mx.array] = []
         for call, rows in zip(scan_calls(self._batch), self._states, strict=True):
             before = rows.read(layer, spec, compute_dtype)

@@ -199,8 +199,8 @@ def test_where_the_blocks_lie_changes_no_bit(
     [
         (0, False, CacheMisuseError, "layer 0: an owner needs k and v"),
         (3, True, CacheMisuseError, "layer 3: an alias takes k and v from its anchor"),
-        (1, True, ValueError, "layer 1 has no cache"),
-        (1, False, ValueError, "layer 1 has no cache"),
+        (1, True, CacheMisuseError, "layer 1 has no cache: its route is Uncached"),
+        (1, False, CacheMisuseError, "layer 1 has no cache: its route is Uncached"),
     ],
 )
 def test_a_call_that_does_not_fit_its_route_is_refused(
@@ -248,3 +248,16 @@ def test_heads_are_rotated_at_the_steps_positions(
     ]
 
     np.testing.assert_allclose(*rotated, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["flat", "paged"])
+def test_heads_of_another_width_are_refused(
+    kind: str, layouts: Mapping[str, CacheLayout], lanes: Lanes
+) -> None:
+    """GR-1: a wrong `head_dim` is named with its layer, not as a broadcast error."""
+    batch = build_step_batch([RowInput(0, [1, 2])], None)
+    context = lanes[kind](layouts["uniform"]).context(batch, ["a"])
+    q, k = mx.zeros((2, 4, 4)), mx.zeros((2, 2, 4))
+
+    with pytest.raises(CacheMisuseError, match=r"layer 0: .* \[T, 2, 8\] .* \[T, 2, 4\]"):
+        context.attend(0, q, k, k, scale=1.0)

@@ -277,7 +277,7 @@ def test_a_layer_without_a_state_is_not_scanned(rows: Any) -> None:
     """GR-1: a scan that does not fit its layer's route is an error."""
     context = rows.context(build_step_batch([RowInput(0, [1, 2])], None), [Owner()])
 
-    with pytest.raises(ValueError, match="layer 1 has no state"):
+    with pytest.raises(CacheMisuseError, match="layer 1 has no state: its route is Uncached"):
         context.scan(1, (mx.zeros((2, DIMS)),), moving_sum)
 
 
@@ -287,7 +287,7 @@ def test_attention_does_not_fit_a_recurrent_layer(rows: Any) -> None:
     context = rows.context(build_step_batch([RowInput(0, [1, 2])], None), [Owner()])
     x = mx.zeros((2, 1, 8))
 
-    with pytest.raises(ValueError, match="layer 0 has no cache"):
+    with pytest.raises(CacheMisuseError, match="layer 0 has no cache: its route is Recurrent"):
         context.attend(0, x, x, x, scale=1.0)
 
 
