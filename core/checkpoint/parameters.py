@@ -26,6 +26,19 @@ class Quantizable(Protocol):
         ...
 
 
+GLOBAL_SCALES = "global_scales"
+"""Name of the factors, one for each expert, that NVFP4 checkpoints may have beside scales."""
+
+
+@runtime_checkable
+class GloballyScaled(Protocol):
+    """A quantised layer whose outputs may have a factor for each expert."""
+
+    def expect_global_scales(self) -> bool:
+        """Add the parameter `global_scales`; return whether the layer's mode has it."""
+        ...
+
+
 def _quantise(
     path: str, layer: Quantizable, how: LayerQuantization, dtype: mx.Dtype | None
 ) -> nn.Module:
@@ -63,8 +76,12 @@ def quantised_layers(
         if not isinstance(layer, Quantizable):
             continue
         how = quantization.of(path, has_scales=f"{path}.scales" in stored)
-        if how is not None:
-            layers[path] = _quantise(path, layer, how, dtype)
+        if how is None:
+            continue
+        layers[path] = quantised = _quantise(path, layer, how, dtype)
+        # a layer that has no such factors leaves the tensor, which then is unexpected by name
+        if f"{path}.{GLOBAL_SCALES}" in stored and isinstance(quantised, GloballyScaled):
+            quantised.expect_global_scales()
     return layers
 
 

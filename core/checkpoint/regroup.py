@@ -11,6 +11,7 @@ import mlx.core as mx
 
 from ..errors import WeightError
 from .lazy_tensor import LazyTensor
+from .parameters import GLOBAL_SCALES
 from .quantization import LayerQuantization, Quantization
 
 
@@ -101,6 +102,10 @@ def split_tensors(
         names = fn(name)
         if names is None:
             _add(result, name, tensor)
+            continue
+        if name.endswith(f".{GLOBAL_SCALES}"):  # every part has the factor of the whole
+            for new in names:
+                _add(result, new, tensor)
             continue
         if len(tensor.shape) < 2 or tensor.shape[-2] % len(names):
             sentence = f"{name}: {list(tensor.shape)} cannot be cut into {len(names)} parts"

@@ -12,6 +12,7 @@ import mlx.nn as nn
 from ..errors import WeightError
 from .lazy_tensor import LazyTensor
 from .parameters import (
+    GLOBAL_SCALES,
     assign,
     check_parameters,
     quantised_layers,
@@ -142,7 +143,7 @@ class Weights(Mapping[str, mx.array]):
 
         Layers that the checkpoint holds quantised are replaced by their quantised forms.
         Floating parameters are cast to `dtype`; packed weights, 8-bit scales and integers
-        never. Peak memory is the parameters and about one tensor.
+        never, and global scales are float32. Peak memory is the parameters and about one tensor.
 
         Args:
             module: Its parameters are named as the tensors.
@@ -155,7 +156,8 @@ class Weights(Mapping[str, mx.array]):
         """
 
         def target(name: str) -> mx.Dtype | None:
-            return mx.float32 if name.rpartition(".")[2] in keep_float32 else self.dtype
+            exact = name.rpartition(".")[2] in (*keep_float32, GLOBAL_SCALES)
+            return mx.float32 if exact else self.dtype
 
         quantised: dict[str, nn.Module] = {}
         if self.quantization is not None:

@@ -35,6 +35,8 @@ class Routing:
         renormalise: Whether the weights of the chosen experts are made to sum to one.
         epsilon: Added to that sum.
         scale: Factor on the weights.
+        num_groups: Groups of consecutive experts, at least two in each if there are several.
+        num_chosen_groups: Groups that a token's experts come from.
     """
 
     num_chosen: int
@@ -42,6 +44,8 @@ class Routing:
     renormalise: bool = True
     epsilon: float = 1e-20
     scale: float = 1.0
+    num_groups: int = 1
+    num_chosen_groups: int = 1
 
     def __call__(
         self, logits: mx.array, bias: mx.array | None = None
@@ -57,13 +61,32 @@ class Routing:
         """
         logits = logits.astype(mx.float32)
         scores = mx.softmax(logits, axis=-1) if self.scores == "softmax" else mx.sigmoid(logits)
-        ranking = -scores if bias is None else _against(scores, bias)
+        ranking = self._ranking(scores, bias)
         chosen = mx.argpartition(ranking, kth=self.num_chosen - 1, axis=-1)
         chosen = chosen[:, : self.num_chosen]
         weights = mx.take_along_axis(scores, chosen, axis=-1)
         if self.renormalise:
             return chosen, _normalised(self.epsilon, self.scale)(weights)
         return chosen, weights if self.scale == 1 else weights * self.scale
+
+    def _ranking(self, scores: mx.array, bias: mx.array | None) -> mx.array:
+        """Return `[T, E]`, the least for the experts that come first."""
+        if self.num_chosen_groups < self.num_groups:
+            return -self._within_groups(scores if bias is None else scores + bias)
+        return -scores if bias is None else _against(scores, bias)
+
+    def _within_groups(self, scores: mx.array) -> mx.array:
+        """Return scores `[T, E]` with zeros for the experts of the groups that are left out.
+
+        A group is as good as its two best experts together. Source: the choice of DeepSeek-V3,
+        as Nemotron-H's makers ship it, zeros included.
+        """
+        groups = scores.reshape(scores.shape[0], self.num_groups, -1)
+        best = mx.topk(groups, 2, axis=-1).sum(axis=-1)
+        num_left_out = self.num_groups - self.num_chosen_groups
+        left_out = mx.argpartition(best, kth=num_left_out - 1, axis=-1)[:, :num_left_out]
+        zero = mx.array(0.0, scores.dtype)
+        return mx.put_along_axis(groups, left_out[..., None], zero, axis=1).flatten(1)
 
 
 @fused
@@ -166,6 +189,11 @@ def _products(x: mx.array, weight: mx.array, arrangement: Arrangement) -> mx.arr
     return wide.astype(x.dtype)
 
 
+@fused
+def _scaled(x: mx.array, factors: mx.array) -> mx.array:
+    return (x.astype(mx.float32) * factors).astype(x.dtype)
+
+
 class ExpertLinear(nn.Module):
     """One linear layer without bias for each expert, stacked.
 
@@ -198,6 +226,8 @@ class QuantizedExpertLinear(nn.Module):
         weight: Packed, `[E, out, in * bits / 32]`.
         scales: `[E, out, in / group_size]`.
         biases: As `scales`; only in the mode `affine`.
+        global_scales: A factor on the outputs of each expert, `[E]`, float32; only where the
+            checkpoint has such factors, in the mode `nvfp4`.
     """
 
     def __init__(self, weight: mx.array, group_size: int, bits: int, mode: str) -> None:
@@ -211,12 +241,27 @@ class QuantizedExpertLinear(nn.Module):
             self.biases = biases[0]
         self.freeze()
 
+    def expect_global_scales(self) -> bool:
+        """Take a factor for each expert; return whether the mode has such factors."""
+        if self.mode != "nvfp4":
+            return False
+        self.global_scales = mx.ones((self.weight.shape[0],))
+        self.freeze()
+        return True
+
     def prefers_blocks(self, num_rows: int) -> bool:
         """Whether so many rows are worth unpacking the weights of every expert."""
         return num_rows >= 16 * self.weight.shape[0] and not device.is_gpu()
 
     def __call__(self, x: mx.array, arrangement: Arrangement) -> mx.array:
-        """Return `[G, M, out]` for the groups `x [G, M, in]`."""
+        """Return `[G, M, out]` for the groups `x [G, M, in]`, in the dtype of `x`."""
+        out = self._products(x, arrangement)
+        if "global_scales" not in self:
+            return out
+        # the scales of groups have eight bits: folded into them, this factor would be rounded
+        return _scaled(out, self.global_scales[arrangement.experts][:, None, None])
+
+    def _products(self, x: mx.array, arrangement: Arrangement) -> mx.array:
         packed = self.weight, self.scales, self.get("biases")
         if x.shape[1] > 1:
             weight = mx.dequantize(

@@ -37,6 +37,17 @@ def by_expert(chosen: mx.array, weights: mx.array) -> dict[int, float]:
 # -- routing -------------------------------------------------------------------------------
 
 
+def in_groups(routing: Routing, scores: np.ndarray) -> np.ndarray:
+    """Return scores with zeros outside the groups whose two best experts sum to most."""
+    size = len(scores) // routing.num_groups
+    groups = [scores[i : i + size] for i in range(0, len(scores), size)]
+    if routing.num_groups == 1:
+        return scores
+    sums = [np.sort(group)[-2:].sum() for group in groups]
+    kept = np.argsort(sums)[-routing.num_chosen_groups :]
+    return np.concatenate([g if i in kept else 0 * g for i, g in enumerate(groups)])
+
+
 def naive_routing(routing: Routing, logits: np.ndarray, bias: np.ndarray) -> list[dict]:
     """Return expert -> weight for each token."""
     result = []
@@ -45,7 +56,8 @@ def naive_routing(routing: Routing, logits: np.ndarray, bias: np.ndarray) -> lis
             scores = np.exp(row - row.max()) / np.exp(row - row.max()).sum()
         else:
             scores = 1 / (1 + np.exp(-row))
-        chosen = np.argsort(-(scores + bias))[: routing.num_chosen]
+        ranked = in_groups(routing, scores + bias)
+        chosen = np.argsort(-ranked)[: routing.num_chosen]
         total = scores[chosen].sum() + routing.epsilon if routing.renormalise else 1.0
         result.append({int(e): scores[e] / total * routing.scale for e in chosen})
     return result
@@ -59,6 +71,9 @@ def naive_routing(routing: Routing, logits: np.ndarray, bias: np.ndarray) -> lis
         Routing(4, scores="sigmoid", epsilon=1e-6),
         Routing(1, scores="sigmoid", renormalise=False, scale=2.5),
         Routing(8, scores="sigmoid", scale=0.5),
+        Routing(2, scores="sigmoid", num_groups=4, num_chosen_groups=1),
+        Routing(3, scores="sigmoid", num_groups=4, num_chosen_groups=2, scale=2.5),
+        Routing(4, num_groups=2, num_chosen_groups=2),
     ],
 )
 @pytest.mark.parametrize("biased", [False, True])
@@ -85,6 +100,27 @@ def test_the_bias_only_chooses():
     assert by_expert(chosen[0], weights[0]) == pytest.approx(
         {0: 1 / (1 + np.exp(-2)), 2: 1 / (1 + np.exp(3))}
     )
+
+
+def test_groups_keep_out_the_best_expert_of_all():
+    """FA-7: the best expert of a weak group is not chosen, nor is a group by that one alone."""
+    logits = mx.array([[5.0, -9.0, 2.0, 2.0, 1.0, 1.5]])
+    routing = Routing(2, scores="sigmoid", num_groups=3, num_chosen_groups=1)
+    chosen, _ = routing(logits)
+
+    assert {*np.array(chosen[0]).tolist()} == {2, 3}
+    assert 0 in np.array(Routing(2, scores="sigmoid")(logits)[0])
+
+
+def test_experts_left_out_score_zero():
+    """FA-7: as with the makers, one of them comes before a biased score below zero."""
+    logits, bias = mx.array([[3.0, -3.0, 1.0, 1.0]]), mx.array([0.0, -2.0, -0.9, -0.9])
+    routing = Routing(2, scores="sigmoid", num_groups=2, num_chosen_groups=1)
+    chosen, _ = routing(logits, bias)
+
+    # the first group sums to -1.0 and the second to -0.3, which is chosen; both of its own lie
+    # below zero, so experts of the first, at zero, come first
+    assert {*np.array(chosen[0]).tolist()} == {0, 1}
 
 
 def test_routing_computes_in_float32():
@@ -271,3 +307,53 @@ def test_which_arrangement():
     nn.quantize(experts, group_size=32, bits=4)
     assert [width(n) for n in (30, 31)] == [(1, False), (1, False)]
     assert width(32) == (moe.BLOCK_ROWS, True)
+
+
+# -- global scales -------------------------------------------------------------------------
+
+
+def globally_scaled(num_experts: int) -> tuple[Experts, Experts]:
+    """Return experts in NVFP4 with factors of their own, and the same in float32."""
+    rng = np.random.default_rng(5)
+    packed, plain = (Experts(num_experts, DIMS, HIDDEN, gated=False) for _ in range(2))
+    for name in ("up_proj", "down_proj"):
+        factors = mx.array(rng.uniform(1e-4, 3e-4, num_experts), mx.float32)
+        layer = plain[name]
+        weight = mx.array(rng.normal(size=layer.weight.shape) * 100, mx.float32)
+        layer.weight = weight
+        quantised = layer.to_quantized(group_size=16, bits=4, mode="nvfp4")
+        assert quantised.expect_global_scales()
+        quantised.global_scales = factors
+        packed[name] = quantised
+        exact = mx.dequantize(
+            quantised.weight, quantised.scales, group_size=16, bits=4, mode="nvfp4"
+        )
+        layer.weight = exact.astype(mx.float32) * factors[:, None, None]
+    return packed, plain
+
+
+@pytest.mark.parametrize("num_tokens", [1, 40, 200])
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
+def test_global_scales_are_factors_on_outputs(num_tokens: int, dtype: mx.Dtype):
+    """FA-7: one for each expert and projection, ahead of the activation; no dtype widens."""
+    packed, plain = globally_scaled(4)
+    chosen, weights = Routing(2)(mx.array(logits_of(num_tokens, 4), mx.float32))
+    x = mx.random.normal((num_tokens, DIMS), key=mx.random.key(3)).astype(dtype)
+
+    actual = packed(x, chosen, weights)
+    expected = plain(x.astype(mx.float32), chosen, weights)
+    tolerance = 1e-5 if dtype == mx.float32 else 2e-2
+    error = mx.abs(actual.astype(mx.float32) - expected).max() / mx.abs(expected).max()
+
+    assert actual.dtype == dtype
+    assert error.item() < tolerance
+
+
+@pytest.mark.parametrize(("mode", "group_size"), [("affine", 32), ("mxfp4", 32)])
+def test_other_modes_have_no_global_scales(mode: Mode, group_size: int):
+    """FA-7: the tensor is then one that no parameter takes."""
+    layer = moe.ExpertLinear(2, DIMS, HIDDEN)
+    quantised = layer.to_quantized(group_size=group_size, bits=4, mode=mode)
+
+    assert not quantised.expect_global_scales()
+    assert "global_scales" not in quantised

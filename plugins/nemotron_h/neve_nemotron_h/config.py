@@ -92,6 +92,8 @@ class ExpertsConfig:
         shared_hidden_dims: Width of the expert that computes every token; None for none.
         renormalise: Whether the weights of the chosen experts are made to sum to one.
         scale: Factor on them.
+        num_groups: Groups of consecutive experts.
+        num_chosen_groups: Groups that a token's experts come from.
     """
 
     num_experts: int
@@ -101,6 +103,8 @@ class ExpertsConfig:
     shared_hidden_dims: int | None
     renormalise: bool
     scale: float
+    num_groups: int
+    num_chosen_groups: int
 
 
 @attrs.frozen(kw_only=True)
@@ -192,14 +196,25 @@ def _mamba(text: Section) -> MambaConfig:
     )
 
 
+def _check_groups(raw: RawExperts, text: Section) -> None:
+    """Check the groups that a token's experts are chosen from, unless all of them are."""
+    text.require_at_most(raw, "topk_group", "n_group")
+    if raw.topk_group == raw.n_group:
+        return
+    text.require_divisor(raw, "n_group", "n_routed_experts")
+    group_size = raw.n_routed_experts // raw.n_group
+    if group_size < 2:
+        raise text.error("n_group", "must leave two experts or more in a group, not one")
+    if raw.num_experts_per_tok > raw.topk_group * group_size:
+        most = f"{raw.topk_group} groups of {group_size}"
+        reason = f"must be at most the experts of topk_group groups, {most}"
+        raise text.error("num_experts_per_tok", f"{reason}, got {raw.num_experts_per_tok}")
+
+
 def _experts(text: Section) -> ExpertsConfig:
     raw = text.read(RawExperts)
     text.require_at_most(raw, "num_experts_per_tok", "n_routed_experts")
-    if raw.n_group != raw.topk_group:
-        raise UnsupportedModelError(
-            f"a choice of topk_group {raw.topk_group} of n_group {raw.n_group} groups of "
-            "experts is not supported, only one among all experts"
-        )
+    _check_groups(raw, text)
     if raw.n_shared_experts > 1:
         # their width would be one's in some implementations, the sum's in others
         raise UnsupportedModelError("more than one n_shared_experts is not supported")
@@ -214,6 +229,8 @@ def _experts(text: Section) -> ExpertsConfig:
         shared_hidden_dims=shared,
         renormalise=raw.norm_topk_prob,
         scale=raw.routed_scaling_factor,
+        num_groups=raw.n_group,
+        num_chosen_groups=raw.topk_group,
     )
 
 
@@ -232,7 +249,7 @@ def parse(raw_config: Mapping[str, Any]) -> NemotronHConfig:
     Raises:
         ConfigError: A key is missing, of the wrong type or out of range, or two contradict.
         UnsupportedModelError: A layer of an unknown type, an activation that no published model
-            has, sliding windows, a float32 residual stream, or a choice of groups of experts.
+            has, sliding windows, or a float32 residual stream.
     """
     text = merged_section(raw_config)
     raw = text.read(Raw)

@@ -124,6 +124,8 @@ class Router(nn.Module):
             renormalise=config.renormalise,
             epsilon=1e-20,
             scale=config.scale,
+            num_groups=config.num_groups,
+            num_chosen_groups=config.num_chosen_groups,
         )
 
     def __call__(self, x: mx.array) -> tuple[mx.array, mx.array]:

@@ -73,6 +73,8 @@ def test_absent_keys_have_the_makers_defaults():
         shared_hidden_dims=96,
         renormalise=True,
         scale=1.0,
+        num_groups=1,
+        num_chosen_groups=1,
     )
 
 
@@ -234,6 +236,10 @@ def test_width_of_a_head(keys: dict[str, Any], head_dim: int):
         ({"num_key_value_heads": 5}, "num_key_value_heads"),
         ({"n_groups": 5}, "n_groups"),
         ({"num_experts_per_tok": 9}, "num_experts_per_tok"),
+        ({"n_group": 2, "topk_group": 3}, "topk_group"),
+        ({"n_group": 3, "topk_group": 2}, "n_group"),
+        ({"n_group": 8, "topk_group": 4}, "n_group"),
+        ({"n_group": 4, "topk_group": 1, "num_experts_per_tok": 3}, "num_experts_per_tok"),
         ({"text_config": 13}, "text_config"),
     ],
 )
@@ -254,7 +260,6 @@ def test_what_contradicts_itself_is_refused(keys: dict[str, Any], named: str):
         {"mlp_hidden_act": "silu"},
         {"sliding_window": 512},
         {"residual_in_fp32": True},
-        {"n_group": 4, "topk_group": 2},
         {"n_shared_experts": 2},
     ],
 )

@@ -75,6 +75,7 @@ BIASES = {"use_bias": True, "mamba_proj_bias": True, "mlp_bias": True, "attentio
         {"num_key_value_heads": 1, "head_dim": 24},
         {"moe_latent_size": 48, "mlp_bias": True, "num_experts_per_tok": 3},
         {"norm_topk_prob": False, "routed_scaling_factor": 1.0},
+        {"n_routed_experts": 8, "n_group": 4, "topk_group": 2, "num_experts_per_tok": 3},
         {"n_routed_experts": 5, "moe_shared_expert_intermediate_size": 32},
         {"hybrid_override_pattern": "M*-M"},
         {

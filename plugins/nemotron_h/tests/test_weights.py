@@ -194,3 +194,56 @@ def test_quantised_experts(tensors, write_variant, num_tokens: int):
     assert np.array_equal(result, logits(stack, num_tokens))
     plain = logits(write_variant({}, rounded), num_tokens)
     assert logit_distance(result, plain) < LOGIT_TOLERANCE
+
+
+NVFP4 = {"group_size": 16, "bits": 4, "mode": "nvfp4"}
+LARGEST_NVFP4 = 448.0 * 6.0  # of a group's scale, and of an element
+
+
+def with_global_scales(
+    tensors: dict[str, mx.array],
+) -> list[dict[str, mx.array]]:
+    """Return experts in NVFP4, each with a global scale, and two plain forms of them.
+
+    The first plain form has the values that the format means. The second is what they become
+    when the global scale is folded into the scales of groups, which have eight bits.
+    """
+    packed, meant, folded = dict(tensors), dict(tensors), dict(tensors)
+    for name, weight in tensors.items():
+        if ".experts." not in name:
+            continue
+        scale = mx.abs(weight).max() / LARGEST_NVFP4
+        path = name.removesuffix(".weight")
+        words, scales = mx.quantize(weight / scale, **NVFP4)
+        packed |= {name: words, f"{path}.scales": scales, f"{path}.global_scales": scale}
+        wide = mx.dequantize(words, scales, **NVFP4).astype(mx.float32)
+        meant[name] = wide * scale
+        eight_bits = mx.to_fp8(mx.from_fp8(scales, mx.float32) * scale)
+        folded[name] = mx.dequantize(words, eight_bits, **NVFP4).astype(mx.float32)
+    return [packed, meant, folded]
+
+
+@pytest.mark.parametrize("convention", [dict, as_mlx])
+def test_nvfp4_with_a_global_scale_for_each_expert(
+    tensors, write_variant, convention: Callable[..., Any]
+):
+    """FA-7: a factor on each projection's output, and never folded into the groups' scales."""
+    packed, meant, folded = with_global_scales(tensors)
+    actual = logits(write_variant({"quantization": NVFP4}, convention(packed)))
+    expected, rounded = (logits(write_variant({}, plain)) for plain in (meant, folded))
+
+    assert logit_distance(actual, expected) < LOGIT_TOLERANCE
+    assert logit_distance(rounded, expected) > 10 * LOGIT_TOLERANCE
+
+
+def test_a_global_scale_that_no_layer_takes_is_named(tensors, write_variant):
+    """FW-2: beside a layer that has none, it is unexpected, not dropped."""
+    name = "backbone.layers.2.mixer.q_proj"
+    weight, scales = mx.quantize(tensors[f"{name}.weight"], **NVFP4)
+    stray = {f"{name}.global_scales": mx.array(1.0)}
+    packed = {f"{name}.weight": weight, f"{name}.scales": scales}
+
+    with pytest.raises(WeightError) as caught:
+        logits(write_variant({"quantization": NVFP4}, tensors | packed | stray))
+
+    assert caught.value.unexpected == (f"{name}.global_scales",)
