@@ -66,13 +66,8 @@ def vocabulary(default: Any = attrs.NOTHING) -> Any:
 
 
 def tokens(default: Any = attrs.NOTHING) -> Any:
-    """Return the field of a context, in tokens."""
+    """Return the field of a context or a window, in tokens."""
     return number(default, within=limits.TOKENS)
-
-
-def window(default: Any = attrs.NOTHING) -> Any:
-    """Return the field of the positions that a token sees, its own among them."""
-    return number(default, within=limits.WINDOW)
 
 
 def epsilon(default: Any = attrs.NOTHING) -> Any:
@@ -194,15 +189,25 @@ class Section:
         if value > most:
             raise self.error(name, f"must be at most {bound} = {most}, got {value}")
 
+    def require_length(self, raw: Any, name: str, of: str) -> None:
+        """Check that a list that was read has as many elements as another key says.
+
+        Raises:
+            ConfigError: It is longer or shorter.
+        """
+        length, right = len(getattr(raw, name)), getattr(raw, of)
+        if length != right:
+            raise self.error(name, f"must name {of} = {right} layers, got {length}")
+
     def head_dim(self, raw: Any, stated: int | None) -> int:
         """Return the width of a head: the stated one, or the hidden size's share of each.
 
         Raises:
-            ConfigError: None is stated, and there are more heads than elements to share.
+            ConfigError: None is stated, and the heads do not divide the hidden size.
         """
         if stated is not None:
             return stated
-        self.require_at_most(raw, "num_attention_heads", "hidden_size")
+        self.require_divisor(raw, "num_attention_heads", "hidden_size")
         return raw.hidden_size // raw.num_attention_heads
 
     def kv_heads(self, raw: Any) -> int:

@@ -143,7 +143,8 @@ class Weights(Mapping[str, mx.array]):
 
         Layers that the checkpoint holds quantised are replaced by their quantised forms.
         Floating parameters are cast to `dtype`; packed weights, 8-bit scales and integers
-        never, and global scales are float32. Peak memory is the parameters and about one tensor.
+        never, and global scales are float32. Peak memory is the parameters and about one
+        tensor.
 
         Args:
             module: Its parameters are named as the tensors.

@@ -47,9 +47,7 @@ COUNT = Limits(0, 2**20)
 LAYERS = Limits(1, 2**12)
 VOCABULARY = Limits(1, 2**24)
 TOKENS = Limits(1, 2**31 - 1)
-"""Contexts: positions are 32-bit integers."""
-WINDOW = Limits(1, 2**32 - 1)
-"""Windows: kernels take them as unsigned integers."""
+"""Contexts and windows: positions are 32-bit integers."""
 EPSILON = Limits(1e-30, 1.0)
 """What norms add to a variance: not zero in float32, where it keeps a row of zeros finite."""
 FACTOR = Limits(1e-6, 1e6)

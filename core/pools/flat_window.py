@@ -63,6 +63,7 @@ class FlatWindow:
         if self._arrays is None:
             raise CacheMisuseError("read a window", "nothing was written to it")
         keys, values = self._arrays
+        num_rows = min(num_rows, keys.shape[1])  # a window may exceed what an index can be
         return keys[:, -num_rows:], values[:, -num_rows:]
 
 

@@ -13,9 +13,10 @@ import pytest
 from ..certification import CASES, run_case
 from ..checkpoint.quantization import Mode
 from ..engine.completion import Completion
+from ..errors import WeightError
 from ..model import Model
 from ..settings import MAX_NUM_SEQS_LIMIT, CacheSettings
-from . import weight_probe
+from . import config_probe, forward_probe, weight_probe
 from .golden import Goldens
 from .parity import (
     LOGIT_TOLERANCE,
@@ -28,6 +29,9 @@ from .parity import (
 from .prompts import mixed_prompts
 from .quantise import quantise_checkpoint
 from .subject import CACHE_TOKENS, Subject
+
+STEP_IDS = [1, 2, 3, 5, 8, 13, 21]
+"""A short prompt; any model has as many token ids."""
 
 NUM_TOKENS = 24
 """Length of an answer, where no golden gives one."""
@@ -95,6 +99,35 @@ class ComputedClauses:
         assert weight_bytes < model.info.weight_bytes
         assert tokens(answers[0]) == tokens(answers[1])
         assert all(tokens(answers[0]))
+
+    def test_numbers_at_their_edges(self, subject: Subject) -> None:
+        """FA: a config that passes with a number at its edge gives logits that are numbers."""
+        family = subject.family
+        for config in config_probe.edge_configs(family, subject.config):
+            try:
+                model = weight_probe.built(subject, config)
+            except WeightError:
+                continue
+            layout = family.declare_cache_groups(config)
+            logits = forward_probe.step(family, layout, model, [STEP_IDS]).logits
+            assert np.isfinite(np.array(logits)).all(), config
+
+    # -- one step ------------------------------------------------------------------------------
+
+    def test_forward_contract(self, subject: Subject) -> None:
+        """FW-2: each cached layer calls its context once; each wanted row has its logits."""
+        family, config = subject.family, subject.family.parse_config(subject.config)
+        layout, shape = family.declare_cache_groups(config), family.model_shape(config)
+        model = weight_probe.built(subject, config)
+        rows = [STEP_IDS[:1], STEP_IDS, STEP_IDS[:4]]
+        together = forward_probe.step(family, layout, model, rows)
+        alone = [forward_probe.step(family, layout, model, [row]).logits for row in rows]
+
+        assert together.calls == forward_probe.cached_layers(layout)
+        assert together.logits.shape == (len(rows), shape.vocab_size)
+        for row, logits in enumerate(alone):
+            own = np.array(together.logits[row : row + 1])
+            assert logit_distance(own, np.array(logits)) <= LOGIT_TOLERANCE, row
 
     # -- against a reference ---------------------------------------------------------------
 

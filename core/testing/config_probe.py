@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeAlias
+
+import attrs
 
 from ..contract.errors import ConfigError, UnsupportedModelError
 from ..families import Family
 
 KeyPath: TypeAlias = tuple[str, ...]
+
+EDGES: tuple[float, ...] = (
+    *(-2, -1, 0, 1, 2**20, 2**31 - 1, 2**31, 4 * 10**12, 10**400),
+    *(-1.0, 0.0, 5e-324, 1e-30, 1e30, 1e308, float("inf"), float("nan")),
+)
+"""Numbers that some implementation has failed at, on either side of what fits."""
 
 
 def key_paths(raw: Mapping[str, Any], prefix: KeyPath = ()) -> Iterator[KeyPath]:
@@ -18,6 +27,21 @@ def key_paths(raw: Mapping[str, Any], prefix: KeyPath = ()) -> Iterator[KeyPath]
         yield (*prefix, key)
         if isinstance(value, Mapping):
             yield from key_paths(value, (*prefix, key))
+
+
+def number_paths(raw: Mapping[str, Any]) -> Iterator[KeyPath]:
+    """Yield the path of every number, and of every list that begins with one."""
+    for path in key_paths(raw):
+        value = value_at(raw, path)
+        first = value[0] if isinstance(value, list) and value else value
+        if isinstance(first, int | float) and not isinstance(first, bool):
+            yield path
+
+
+def with_number(raw: Mapping[str, Any], path: KeyPath, number: float) -> dict[str, Any]:
+    """Return a deep copy with a number at `path`, at the head of the list if there is one."""
+    value = value_at(raw, path)
+    return replaced(raw, path, [number, *value[1:]] if isinstance(value, list) else number)
 
 
 def _parent(raw: dict[str, Any], path: KeyPath) -> dict[str, Any]:
@@ -62,16 +86,65 @@ def wipe(raw: dict[str, Any]) -> None:
     raw.clear()
 
 
+@attrs.frozen
+class Refusal:
+    """An error that a family raised for a config; equal errors are equal, unlike exceptions.
+
+    Attributes:
+        kind: Its class.
+        key: Path of the key that a `ConfigError` is about.
+        sentence: Its text.
+    """
+
+    kind: type[Exception]
+    key: str
+    sentence: str
+
+    @classmethod
+    def of(cls, error: ConfigError | UnsupportedModelError) -> Refusal:
+        """Return what an error says."""
+        key = error.key if isinstance(error, ConfigError) else ""
+        return cls(type(error), key, str(error))
+
+
 def outcome(family: Family, raw: Mapping[str, Any]) -> Any:
-    """Return the family's config, or the typed error that it raised."""
+    """Return the family's config, or the `Refusal` in its place."""
     try:
         return family.parse_config(raw)
     except (ConfigError, UnsupportedModelError) as error:
-        return error
+        return Refusal.of(error)
 
 
 def refuses(found: Any, path: KeyPath) -> bool:
-    """Return whether an outcome is an error on account of the key at `path`."""
-    if isinstance(found, ConfigError):
-        return path[-1] in found.key.split(".")
-    return isinstance(found, UnsupportedModelError)
+    """Return whether an outcome is an error on account of the key at `path`.
+
+    The key is the error's own, or its text names the key: a contradiction has two keys, and a
+    key with another name may be missing under both.
+    """
+    if not isinstance(found, Refusal):
+        return False
+    if found.kind is UnsupportedModelError or path[-1] in found.key.split("."):
+        return True
+    return re.search(rf"\b{re.escape(path[-1])}\b", found.sentence) is not None
+
+
+def is_described(family: Family, config: Any) -> bool:
+    """Return whether what a family says of a config can be worked with."""
+    shape = family.model_shape(config)
+    family.declare_cache_groups(config)
+    family.build_sidecar_policy(config, "float32")
+    family.execution_plan(config)
+    family.output_protocol(config)
+    counts = (shape.vocab_size, shape.max_context, shape.num_layers)
+    return all(0 < count < 2**31 for count in counts)
+
+
+def edge_configs(family: Family, raw: Mapping[str, Any]) -> Iterator[Any]:
+    """Yield the configs that a family makes of `raw` with one number at an edge."""
+    seen = [family.parse_config(raw)]
+    for path in number_paths(raw):
+        for number in EDGES:
+            found = outcome(family, with_number(raw, path, number))
+            if not isinstance(found, Refusal) and found not in seen:
+                seen.append(found)
+                yield found

@@ -68,13 +68,26 @@ class StatedClauses:
             null = probe.outcome(family, probe.replaced(raw, path, None))
             assert probe.refuses(missing, path) == probe.refuses(null, path), path
             assert probe.refuses(null, path) or null == missing, path
-            needed += isinstance(missing, ConfigError)
+            needed += isinstance(missing, probe.Refusal) and missing.kind is ConfigError
 
             wrong = probe.mistyped(probe.value_at(raw, path))
             found = probe.outcome(family, probe.replaced(raw, path, wrong))
             assert probe.refuses(found, path) or found == config, (path, wrong)
 
         assert needed > 0
+
+    def test_config_numbers(self, subject: Subject) -> None:
+        """FA: a number at its edges is a ConfigError that names the key, or is answered for."""
+        family, raw = subject.family, subject.config
+        config = family.parse_config(raw)
+        for path in probe.number_paths(raw):
+            for number in probe.EDGES:
+                found = probe.outcome(family, probe.with_number(raw, path, number))
+                case = (path, number, found)
+                if isinstance(found, probe.Refusal):
+                    assert probe.refuses(found, path), case
+                elif found != config:
+                    assert probe.is_described(family, found), case
 
     def test_layout(self, subject: Subject) -> None:
         """GR-1: the cache layout is a valid one, with one route a layer."""

@@ -7,10 +7,11 @@ to be copied on disk, however large the checkpoint is.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import attrs
 import mlx.core as mx
+import mlx.nn as nn
 
 from ..checkpoint.lazy_tensor import LazyTensor
 from ..checkpoint.weights import Weights
@@ -48,6 +49,16 @@ def reshaped(name: str) -> Change:
     return lambda weights: weights.mapped(
         lambda other, tensor: mx.concatenate([tensor, tensor]) if other == name else tensor
     )
+
+
+def built(subject: Subject, config: Any) -> nn.Module:
+    """Return the model of a config with the checkpoint's weights, in float32.
+
+    Raises:
+        WeightError: The weights are not those of the config.
+    """
+    weights = attrs.evolve(subject.open().weights, dtype=mx.float32)
+    return subject.family.build_model(config, weights)
 
 
 def error(subject: Subject, change: Change) -> WeightError:

@@ -123,3 +123,13 @@ def test_a_paged_window_holds_the_same_rows(
         assert rows.shape[:2] == (HEADS, spec.rows_at(boundary))
         plain = mx.contiguous(rows).view(mx.uint16 if dtype.size == 2 else mx.uint32)
         assert bytes(piece) == np.array(plain).tobytes()
+
+
+def test_the_widest_window_is_read():
+    """GR-3: a window may be as wide as positions go; rows beyond those held are none."""
+    flat = make_window(2**31 - 1)
+    flat.write(*tokens(0, 5), 0)
+    flat.write(*tokens(5, 7), 5)
+
+    assert same(flat.read(7), expected(0, 12))
+    assert same(flat.snapshot(), expected(0, 12))

@@ -40,11 +40,7 @@ def read_layer_types(raw: RawText, text: Section) -> tuple[LayerType, ...]:
         raise UnsupportedModelError(
             f"layer type {unknown[0]!r} is not supported (known: {', '.join(LAYER_TYPES)})"
         )
-    if len(raw.layer_types) != number:
-        raise text.error(
-            "layer_types",
-            f"must name num_hidden_layers = {number} layers, got {len(raw.layer_types)}",
-        )
+    text.require_length(raw, "layer_types", "num_hidden_layers")
     # the makers' implementation would make it one of full attention, with other shapes
     if raw.layer_types[last] != "full_attention":
         raise text.error("layer_types", "must end with full_attention")

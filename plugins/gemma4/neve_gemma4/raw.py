@@ -17,7 +17,6 @@ from neve.checkpoint.config import (
     size,
     tokens,
     vocabulary,
-    window,
 )
 
 
@@ -48,7 +47,7 @@ class RawText:
     attention_k_eq_v: bool = False
     attention_bias: bool = False
     use_bidirectional_attention: str | None = None
-    sliding_window: int = window(512)
+    sliding_window: int = tokens(512)
     layer_types: list[str] | None = None
     rope_parameters: Mapping[str, Any] | None = None
     num_kv_shared_layers: int = count(0)

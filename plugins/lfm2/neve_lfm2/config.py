@@ -21,7 +21,7 @@ from neve.checkpoint.config import (
 )
 from neve.contract.errors import UnsupportedModelError
 from neve.contract.forward import RopeSpec
-from neve.contract.limits import SIZE, read_number
+from neve.contract.limits import SIZE
 from neve.layers.rope_config import read_rope
 
 LayerType: TypeAlias = Literal["conv", "full_attention"]
@@ -134,7 +134,7 @@ class _RawExperts:
 def _layer_types(raw: _Raw, text: Section) -> tuple[LayerType, ...]:
     named, listed = raw.layer_types, raw.full_attn_idxs
     if listed is not None and not all(0 <= i < raw.num_hidden_layers for i in listed):
-        reason = f"must be indices of {raw.num_hidden_layers} layers, got {list(listed)}"
+        reason = f"must be indices of num_hidden_layers = {raw.num_hidden_layers} layers"
         raise text.error("full_attn_idxs", reason)
     from_list: tuple[LayerType, ...] = tuple(
         "full_attention" if i in (listed or ()) else "conv"
@@ -144,9 +144,7 @@ def _layer_types(raw: _Raw, text: Section) -> tuple[LayerType, ...]:
         if listed is None:
             raise text.error("layer_types", "required key is missing (as is full_attn_idxs)")
         return from_list
-    if len(named) != raw.num_hidden_layers:
-        reason = f"must name {raw.num_hidden_layers} layers, got {len(named)}"
-        raise text.error("layer_types", reason)
+    text.require_length(raw, "layer_types", "num_hidden_layers")
     unknown = sorted(set(named) - set(get_args(LayerType)))
     if unknown:
         raise UnsupportedModelError(f"layers of type {unknown[0]!r} are not supported")
@@ -161,7 +159,13 @@ def _dense_width(text: Section) -> int:
         return raw.intermediate_size
     width = int(raw.block_ffn_dim_multiplier * int(2 * raw.intermediate_size / 3))
     width = -(-width // raw.block_multiple_of) * raw.block_multiple_of
-    read_number(width, SIZE, text.key("block_ffn_dim_multiplier"))
+    if not SIZE.least <= width <= SIZE.most:
+        reason = (
+            f"makes {width} of an intermediate_size (or block_ff_dim) of "
+            f"{raw.intermediate_size} and a block_multiple_of {raw.block_multiple_of}; the "
+            f"width must be from {SIZE}"
+        )
+        raise text.error("block_ffn_dim_multiplier", reason)
     return width
 
 

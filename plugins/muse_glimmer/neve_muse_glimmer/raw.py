@@ -7,7 +7,7 @@ from typing import Any
 
 import attrs
 
-from neve.checkpoint.config import epsilon, factor, layers, size, tokens, vocabulary, window
+from neve.checkpoint.config import epsilon, factor, layers, size, tokens, vocabulary
 
 DEFAULT_LAYERS = 52
 
@@ -39,7 +39,7 @@ class RawText:
     post_norm_eps: float = epsilon(1e-8)
     tie_word_embeddings: bool | None = None
     attention_bias: bool = False
-    sliding_window: int = window(2048)
+    sliding_window: int = tokens(2048)
     layer_types: tuple[str, ...] | None = None
     layer_rope_theta: tuple[float, ...] | None = None
     qk_scale_factor: float = factor(3.87)

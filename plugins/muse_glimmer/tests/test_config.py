@@ -182,10 +182,12 @@ def test_wrong_keys_are_named(keys: dict[str, Any], named: str, is_nested: bool)
 
 
 def test_largest_window():
-    """FA-8: a window is at most what 32 bits hold."""
-    config = parse(BASE | {"sliding_window": 2**32 - 1})
+    """FA-8: a window is at most what positions can be, 31 bits."""
+    config = parse(BASE | {"sliding_window": 2**31 - 1})
 
-    assert config.sliding_window == 2**32 - 1
+    assert config.sliding_window == 2**31 - 1
+    with pytest.raises(ConfigError, match="sliding_window"):
+        parse(BASE | {"sliding_window": 2**31})
 
 
 @pytest.mark.parametrize(

@@ -133,12 +133,7 @@ def _full_attention(raw: RawText, text: Section) -> tuple[bool, ...]:
         raise UnsupportedModelError(
             f"layer type {unknown[0]!r} is not supported (known: {known})"
         )
-    if len(raw.layer_types) != raw.num_hidden_layers:
-        raise text.error(
-            "layer_types",
-            f"must name num_hidden_layers = {raw.num_hidden_layers} layers, "
-            f"got {len(raw.layer_types)}",
-        )
+    text.require_length(raw, "layer_types", "num_hidden_layers")
     return tuple(name == "full_attention" for name in raw.layer_types)
 
 
@@ -167,8 +162,11 @@ def _mlp(raw: RawDense | RawSparse, text: Section) -> int | ExpertsConfig:
 
 def _rope(raw: RawText, text: Section) -> RopeSpec:
     rule = read_rope(text.keys, key=text.key, base=None)
-    dims = int(raw.head_dim * rule.share(raw.partial_rotary_factor))
+    share = rule.share(raw.partial_rotary_factor)
+    dims = int(raw.head_dim * share)
+    if dims % 2 or not dims:
+        reason = f"must leave an even number of head_dim = {raw.head_dim} elements, got {share}"
+        raise text.error("partial_rotary_factor", reason)
     # of multi-axis positions, text has equal ones
     keys = {k: "default" if v == "mrope" else v for k, v in rule.keys.items()}
-    rule = attrs.evolve(rule, keys=keys, dims_key=text.key("partial_rotary_factor"))
-    return rule.spec(dims, max_context=raw.max_position_embeddings)
+    return attrs.evolve(rule, keys=keys).spec(dims, max_context=raw.max_position_embeddings)

@@ -1,0 +1,80 @@
+"""One step of a family's `forward` on contiguous caches, and the calls that it makes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+import mlx.core as mx
+import mlx.nn as nn
+
+from ..contract.cache_spec import CacheLayout, Uncached
+from ..contract.forward import ForwardContext, RopeSpec, ScanStep
+from ..contract.heads import Projected
+from ..families import Family
+from ..forward.flat_context import FlatContext
+from ..forward.step_batch import RowInput, build_step_batch
+from ..pools.flat_cache import FlatCache
+
+
+@attrs.frozen(eq=False)
+class RecordingContext:
+    """A context that takes down which layers called it, in their order.
+
+    Attributes:
+        inner: The context that answers.
+        calls: Index of each layer that attended or scanned.
+    """
+
+    inner: ForwardContext
+    calls: list[int] = attrs.field(factory=list)
+
+    def attend(self, layer: int, *args: Any, **scoring: Any) -> mx.array:
+        """Take down and attend; see `ForwardContext.attend`."""
+        self.calls.append(layer)
+        return self.inner.attend(layer, *args, **scoring)
+
+    def attend_projected(self, layer: int, projected: Projected, **scoring: Any) -> mx.array:
+        """Take down and attend; see `ForwardContext.attend_projected`."""
+        self.calls.append(layer)
+        return self.inner.attend_projected(layer, projected, **scoring)
+
+    def scan(self, layer: int, inputs: tuple[mx.array, ...], step: ScanStep) -> mx.array:
+        """Take down and scan; see `ForwardContext.scan`."""
+        self.calls.append(layer)
+        return self.inner.scan(layer, inputs, step)
+
+    def rope(self, x: mx.array, spec: RopeSpec) -> mx.array:
+        """Rotate; see `ForwardContext.rope`."""
+        return self.inner.rope(x, spec)
+
+
+@attrs.frozen(eq=False)
+class Stepped:
+    """What a step came to.
+
+    Attributes:
+        logits: `[R, V]`, float32 and evaluated: of the last token of each row.
+        calls: Index of each layer that attended or scanned, in the order of the calls.
+    """
+
+    logits: mx.array
+    calls: list[int]
+
+
+def step(
+    family: Family, layout: CacheLayout, model: nn.Module, rows: Sequence[Sequence[int]]
+) -> Stepped:
+    """Compute one step of sequences that begin with it, those of one token first."""
+    inputs = [RowInput(0, ids) for ids in rows]
+    batch = build_step_batch(inputs, None)
+    context = RecordingContext(FlatContext(layout, [FlatCache() for _ in rows], batch))
+    logits = family.forward(model, batch, context).astype(mx.float32)
+    mx.eval(logits)
+    return Stepped(logits, context.calls)
+
+
+def cached_layers(layout: CacheLayout) -> list[int]:
+    """Return the layers that have to call their context once a step."""
+    return [i for i, route in enumerate(layout.routes) if not isinstance(route, Uncached)]
