@@ -103,14 +103,14 @@ class ComputedClauses:
     def test_numbers_at_their_edges(self, subject: Subject) -> None:
         """FA: a config that passes with a number at its edge gives logits that are numbers."""
         family = subject.family
-        for config in config_probe.edge_configs(family, subject.config):
+        for path, number, config in config_probe.edge_configs(family, subject.config):
             try:
                 model = weight_probe.built(subject, config)
             except WeightError:
                 continue
             layout = family.declare_cache_groups(config)
             logits = forward_probe.step(family, layout, model, [STEP_IDS]).logits
-            assert np.isfinite(np.array(logits)).all(), config
+            assert np.isfinite(np.array(logits)).all(), (path, number)
 
     # -- one step ------------------------------------------------------------------------------
 

@@ -139,12 +139,14 @@ def is_described(family: Family, config: Any) -> bool:
     return all(0 < count < 2**31 for count in counts)
 
 
-def edge_configs(family: Family, raw: Mapping[str, Any]) -> Iterator[Any]:
-    """Yield the configs that a family makes of `raw` with one number at an edge."""
+def edge_configs(
+    family: Family, raw: Mapping[str, Any]
+) -> Iterator[tuple[KeyPath, float, Any]]:
+    """Yield path, number and config, where a family takes a number at an edge."""
     seen = [family.parse_config(raw)]
     for path in number_paths(raw):
         for number in EDGES:
             found = outcome(family, with_number(raw, path, number))
             if not isinstance(found, Refusal) and found not in seen:
                 seen.append(found)
-                yield found
+                yield path, number, found

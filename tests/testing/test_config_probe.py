@@ -6,12 +6,15 @@ from typing import Any
 
 from neve.contract.errors import ConfigError, UnsupportedModelError
 from neve.testing.config_probe import (
+    Refusal,
     key_paths,
     mistyped,
+    number_paths,
     refuses,
     replaced,
     value_at,
     wipe,
+    with_number,
     without,
 )
 
@@ -53,7 +56,27 @@ def test_an_error_must_be_about_the_key():
     """FW-6: an error that names another key does not help whoever made the mistake."""
     path = ("rope", "factor")
 
-    assert refuses(ConfigError("rope.factor", "missing"), path)
-    assert refuses(UnsupportedModelError("no such variant"), path)
-    assert not refuses(ConfigError("rope.fact", "missing"), path)
+    assert refuses(Refusal.of(ConfigError("rope.factor", "missing")), path)
+    assert refuses(Refusal.of(UnsupportedModelError("no such variant")), path)
+    assert refuses(Refusal.of(ConfigError("rope", "missing (as is factor)")), path)
+    assert not refuses(Refusal.of(ConfigError("rope.fact", "missing")), path)
+    assert not refuses(Refusal.of(ConfigError("rope", "factors are missing")), path)
     assert not refuses("a config", path)
+
+
+def test_equal_errors_are_equal():
+    """FW-6: a key with another name gives one error twice, which exceptions are not."""
+    one, other = (Refusal.of(ConfigError("a", "missing")) for _ in range(2))
+
+    assert one == other
+    assert one != Refusal.of(ConfigError("b", "missing"))
+
+
+def test_numbers_are_found_in_lists_too():
+    """FW-6: the head of a list of numbers is a number, and a bool is none."""
+    raw = {"a": 1, "b": {"c": [2.0, 3], "d": True}, "e": ["x"], "f": [], "g": None}
+    paths = list(number_paths(raw))
+
+    assert paths == [("a",), ("b", "c")]
+    assert with_number(raw, ("b", "c"), -1)["b"]["c"] == [-1, 3]
+    assert with_number(raw, ("a",), -1)["a"] == -1

@@ -10,6 +10,9 @@ import attrs
 import mlx.core as mx
 import pytest
 
+from neve.checkpoint.config import read_config, size
+from neve.contract.cache_spec import FullAttention
+from neve.errors import CacheMisuseError, ConfigError, HookFailedError
 from neve.families import Family
 from neve.testing.computed_clauses import NUM_TOKENS
 from neve.testing.parity import one_by_one
@@ -141,7 +144,9 @@ def test_sound_family_passes(sound):
     """FW-6: the clauses below fail for the planted fault, not for something else."""
     clauses.test_config_round_trip(sound)
     clauses.test_config_keys(sound)
+    clauses.test_config_numbers(sound)
     clauses.test_layout(sound)
+    clauses.test_forward_contract(sound)
     clauses.test_cold_restore_statement(sound)
     clauses.test_weights_accounted(sound)
 
@@ -174,13 +179,145 @@ def test_config_that_is_not_checked(faulty, fake, error):
         clauses.test_config_keys(faulty("parse_config", fake))
 
 
+@attrs.frozen(kw_only=True)
+class HiddenSize:
+    """A key with another name."""
+
+    hidden_size: int = size(aliases=["hidden"])
+
+
+def aliased(real, raw):
+    return real(raw={**raw, "hidden_size": read_config(raw, HiddenSize).hidden_size})
+
+
+def aliased_tersely(real, raw):
+    if raw.get("hidden") is None:
+        raise ConfigError("hidden_size", "required key is missing")
+    return aliased(real, raw)
+
+
+@pytest.mark.parametrize("fake", [aliased, aliased_tersely])
+def test_a_key_with_another_name_is_no_fault(faulty, sound, fake):
+    """FW-6: missing and null are one error, whichever of a key's names it has."""
+    config = {**sound.config, "hidden": sound.config["hidden_size"]}
+    del config["hidden_size"]
+
+    clauses.test_config_keys(attrs.evolve(faulty("parse_config", fake), config=config))
+
+
+def test_numbers_that_are_not_checked(faulty):
+    """FW-6: a number at its edge that passes in silence is found."""
+
+    def unchecked(real, raw):
+        return attrs.evolve(real(raw={**raw, "vocab_size": 64}), vocab_size=raw["vocab_size"])
+
+    with pytest.raises(AssertionError, match="vocab_size"):
+        clauses.test_config_numbers(faulty("parse_config", unchecked))
+
+
+def test_logits_that_are_no_numbers(faulty):
+    """FW-6: a number that passes and spoils the logits is found by the step that it spoils."""
+
+    def unchecked(real, raw):
+        eps = raw["rms_norm_eps"]
+        if not isinstance(eps, float) or eps >= 0:
+            return real(raw=raw)
+        return attrs.evolve(real(raw={**raw, "rms_norm_eps": 1e-6}), rms_norm_eps=eps)
+
+    with pytest.raises(AssertionError, match=r"'rms_norm_eps',\), -1\.0"):
+        clauses.test_numbers_at_their_edges(faulty("parse_config", unchecked))
+
+
+# -- planted faults of a step --------------------------------------------------------------
+
+
+@attrs.frozen(eq=False)
+class Misled:
+    """A context whose layers are called under another index."""
+
+    inner: Any
+    index: Callable[[int], int]
+
+    def attend_projected(self, layer: int, *args: Any, **scoring: Any) -> mx.array:
+        return self.inner.attend_projected(self.index(layer), *args, **scoring)
+
+
+def as_layer(index: Callable[[int], int]) -> Callable[..., Any]:
+    """Return a forward that calls its context under another index."""
+
+    def forward(real, model, batch, context):
+        return real(model=model, batch=batch, context=Misled(context, index))
+
+    return forward
+
+
+def of_every_row(real, model, batch, context):
+    rows = mx.arange(batch.ids.shape[0])
+    return real(model=model, batch=attrs.evolve(batch, logit_rows=rows), context=context)
+
+
+def in_reverse(real, model, batch, context):
+    return real(model=model, batch=batch, context=context)[::-1]
+
+
+@pytest.mark.parametrize(
+    ("fake", "error", "sentence"),
+    [
+        (of_every_row, HookFailedError, r"forward must return logits \[3, vocab_size\]"),
+        (in_reverse, AssertionError, None),
+        (as_layer(lambda layer: 0), CacheMisuseError, "layer 0: layer 0 was called before"),
+        (as_layer(lambda layer: layer + 1), CacheMisuseError, "layer 6: .* 6 layers, 0 to 5"),
+        (as_layer(lambda layer: layer - 1), CacheMisuseError, "layer -1: .* 6 layers, 0 to 5"),
+    ],
+    ids=["every row", "in reverse", "as layer 0", "one layer on", "one layer back"],
+)
+def test_a_forward_that_breaks_the_contract(faulty, fake, error, sentence):
+    """FW-6: rows that are not wanted and layers mistaken for others are found, by name."""
+    with pytest.raises(error, match=sentence):
+        clauses.test_forward_contract(faulty("forward", fake))
+
+
+def of_wide_heads(real, config):
+    return attrs.evolve(real(config=config), groups=[FullAttention(2, 32)])
+
+
+def one_short(real, config):
+    layout = real(config=config)
+    return attrs.evolve(layout, routes=layout.routes[:-1])
+
+
+@pytest.mark.parametrize(
+    ("fake", "error", "sentence"),
+    [
+        (of_wide_heads, CacheMisuseError, r"layer 0: .* keys \[T, 2, 32\].* keys \[T, 2, 64\]"),
+        (one_short, HookFailedError, "5 routes, and model_shape says 6 layers"),
+    ],
+    ids=["wrong head_dim", "one route short"],
+)
+def test_a_layout_of_another_model(faulty, fake, error, sentence):
+    """FW-6: a layout that does not describe the model is found, by layer and shapes."""
+    with pytest.raises(error, match=sentence):
+        clauses.test_forward_contract(faulty("declare_cache_groups", fake))
+
+
+def test_a_layer_that_is_never_called(faulty):
+    """FW-6: a cached layer that leaves its cache empty is found."""
+
+    def half(real, model, batch, context):
+        model.model.layers = model.model.layers[:-1]
+        return real(model=model, batch=batch, context=context)
+
+    with pytest.raises(AssertionError):
+        clauses.test_forward_contract(faulty("forward", half))
+
+
 def test_layout_of_other_layers(faulty):
     """FW-6: routes for more or fewer layers than the model has are found."""
 
     def short(real, config):
         return attrs.evolve(real(config=config), num_layers=5)
 
-    with pytest.raises(AssertionError):
+    with pytest.raises(HookFailedError, match="6 routes, and model_shape says 5 layers"):
         clauses.test_layout(faulty("model_shape", short))
 
 
