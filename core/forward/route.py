@@ -64,7 +64,7 @@ class HeadsGiven(NamedTuple):
         return ", ".join(given)
 
 
-Heads: TypeAlias = tuple[int, int]
+Heads: TypeAlias = tuple[int, ...]
 """Heads, and elements of each."""
 
 

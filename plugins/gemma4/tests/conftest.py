@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-import shutil
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import mlx.core as mx
 import pytest
+
+from neve.testing import variants
+from neve.testing.variants import Tensors
 
 CHECKPOINTS = Path(__file__).parents[3] / "checkpoints"
 NAMES = ("gemma4", "gemma4_moe")
 
-Tensors: TypeAlias = dict[str, mx.array]
 WriteVariant: TypeAlias = Callable[[dict[str, Any], Tensors], Path]
 
 
@@ -37,7 +35,7 @@ def raw_config() -> Callable[..., dict[str, Any]]:
     """Read the config.json of a checkpoint, with some keys of its text model changed."""
 
     def read(name: str, **changes: Any) -> dict[str, Any]:
-        raw = json.loads((CHECKPOINTS / name / "config.json").read_text(encoding="utf-8"))
+        raw = variants.stored_config(CHECKPOINTS / name)
         raw["text_config"] |= changes
         return raw
 
@@ -47,12 +45,7 @@ def raw_config() -> Callable[..., dict[str, Any]]:
 @pytest.fixture(scope="session")
 def tensors() -> Callable[[str], Tensors]:
     """Read the weights of a checkpoint, in float32."""
-
-    def read(name: str) -> Tensors:
-        stored: Any = mx.load(str(CHECKPOINTS / name / "model.safetensors"))
-        return {name: array.astype(mx.float32) for name, array in stored.items()}
-
-    return read
+    return lambda name: variants.stored_tensors(CHECKPOINTS / name)
 
 
 @pytest.fixture
@@ -61,11 +54,7 @@ def write_variant(tmp_path_factory: pytest.TempPathFactory) -> WriteVariant:
 
     def write(config: dict[str, Any], tensors: Tensors) -> Path:
         folder = tmp_path_factory.mktemp("variant")
-        for file in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
-            shutil.copy(CHECKPOINTS / "gemma4" / file, folder)
-        (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
-        mx.save_safetensors(str(folder / "model.safetensors"), tensors)
-        return folder
+        return variants.write_checkpoint(folder, CHECKPOINTS / "gemma4", config, tensors)
 
     return write
 
@@ -73,16 +62,12 @@ def write_variant(tmp_path_factory: pytest.TempPathFactory) -> WriteVariant:
 @pytest.fixture
 def reference() -> Callable[[dict[str, Any]], Any]:
     """Make mlx-lm's model of a config, with random weights."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        pytest.importorskip("mlx_lm.models.gemma4", reason="mlx-lm is not installed")
-        module = importlib.import_module("mlx_lm.models.gemma4")
+    variants.mlx_lm_module("gemma4")
 
     def make(config: dict[str, Any]) -> Any:
-        mx.random.seed(0)
         text = json.loads(json.dumps(config["text_config"]))  # it changes what it is given
         # it looks for the vocabulary outside
         outer = config | {"text_config": text, "vocab_size": text["vocab_size"]}
-        return module.Model(module.ModelArgs.from_dict(outer))
+        return variants.mlx_lm_model("gemma4", outer)
 
     return make

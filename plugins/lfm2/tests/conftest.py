@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import mlx.core as mx
 import pytest
+
+from neve.testing import variants
+from neve.testing.variants import Tensors
 
 CHECKPOINTS = Path(__file__).parents[3] / "checkpoints"
 NAMES = ("lfm2", "lfm2_moe")
 
-Tensors: TypeAlias = dict[str, mx.array]
 WriteVariant: TypeAlias = Callable[[str, dict[str, Any], Tensors], Path]
 
 
@@ -33,22 +32,13 @@ def checkpoint() -> Callable[[str], Path]:
 @pytest.fixture(scope="session")
 def raw_config() -> Callable[[str], dict[str, Any]]:
     """Read the config.json of a checkpoint."""
-
-    def read(name: str) -> dict[str, Any]:
-        return json.loads((CHECKPOINTS / name / "config.json").read_text(encoding="utf-8"))
-
-    return read
+    return lambda name: variants.stored_config(CHECKPOINTS / name)
 
 
 @pytest.fixture(scope="session")
 def tensors() -> Callable[[str], Tensors]:
     """Read the weights of a checkpoint, in float32."""
-
-    def read(name: str) -> Tensors:
-        stored: Any = mx.load(str(CHECKPOINTS / name / "model.safetensors"))
-        return {name: array.astype(mx.float32) for name, array in stored.items()}
-
-    return read
+    return lambda name: variants.stored_tensors(CHECKPOINTS / name)
 
 
 @pytest.fixture
@@ -58,12 +48,7 @@ def write_variant(
     """Write a checkpoint with some keys of config.json changed, and other weights."""
 
     def write(name: str, changes: dict[str, Any], tensors: Tensors) -> Path:
-        folder = tmp_path_factory.mktemp(name)
-        for file in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
-            shutil.copy(CHECKPOINTS / name / file, folder)
-        config = json.dumps(raw_config(name) | changes)
-        (folder / "config.json").write_text(config, encoding="utf-8")
-        mx.save_safetensors(str(folder / "model.safetensors"), tensors)
-        return folder
+        folder, config = tmp_path_factory.mktemp(name), raw_config(name) | changes
+        return variants.write_checkpoint(folder, CHECKPOINTS / name, config, tensors)
 
     return write

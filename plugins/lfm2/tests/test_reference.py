@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ import pytest
 from mlx.utils import tree_flatten
 
 import neve
+from neve.testing import variants
 from neve.testing.golden import read_goldens
 from neve.testing.parity import LOGIT_TOLERANCE, logit_distance
 
@@ -31,16 +30,8 @@ def logits(path: Path, ids: list[int]) -> np.ndarray:
 @pytest.fixture
 def reference() -> Callable[..., Any]:
     """Make mlx-lm's model of a config, with random weights."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        pytest.importorskip("mlx_lm.models.lfm2", reason="mlx-lm is not installed")
-
-    def make(config: dict[str, Any]) -> Any:
-        module = importlib.import_module(f"mlx_lm.models.{config['model_type']}")
-        mx.random.seed(0)
-        return module.Model(module.ModelArgs.from_dict(config))
-
-    return make
+    variants.mlx_lm_module("lfm2")
+    return lambda config: variants.mlx_lm_model(config["model_type"], config)
 
 
 def parameters(model: nn.Module) -> dict[str, mx.array]:

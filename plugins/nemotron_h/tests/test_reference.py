@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import pytest
 from mlx.utils import tree_flatten
 
 import neve
+from neve.testing import variants
 from neve.testing.golden import read_goldens
 from neve.testing.parity import LOGIT_TOLERANCE, logit_distance
 
@@ -30,17 +31,8 @@ def logits(path: Path, ids: list[int]) -> np.ndarray:
 @pytest.fixture
 def reference() -> Callable[..., Any]:
     """Make mlx-lm's model of a config, with random weights."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        module: Any = pytest.importorskip(
-            "mlx_lm.models.nemotron_h", reason="mlx-lm is not installed"
-        )
-
-    def make(config: dict[str, Any]) -> Any:
-        mx.random.seed(0)
-        return module.Model(module.ModelArgs.from_dict(config))
-
-    return make
+    variants.mlx_lm_module("nemotron_h")
+    return partial(variants.mlx_lm_model, "nemotron_h")
 
 
 def parameters(model: nn.Module) -> dict[str, mx.array]:

@@ -196,7 +196,7 @@ def test_quantised_experts(tensors, write_variant, num_tokens: int):
     assert logit_distance(result, plain) < LOGIT_TOLERANCE
 
 
-NVFP4 = {"group_size": 16, "bits": 4, "mode": "nvfp4"}
+NVFP4: dict[str, Any] = {"group_size": 16, "bits": 4, "mode": "nvfp4"}
 LARGEST_NVFP4 = 448.0 * 6.0  # of a group's scale, and of an element
 
 
@@ -214,7 +214,7 @@ def with_global_scales(
             continue
         scale = mx.abs(weight).max() / LARGEST_NVFP4
         path = name.removesuffix(".weight")
-        words, scales = mx.quantize(weight / scale, **NVFP4)
+        words, scales, *_ = mx.quantize(weight / scale, **NVFP4)
         packed |= {name: words, f"{path}.scales": scales, f"{path}.global_scales": scale}
         wide = mx.dequantize(words, scales, **NVFP4).astype(mx.float32)
         meant[name] = wide * scale
@@ -239,7 +239,7 @@ def test_nvfp4_with_a_global_scale_for_each_expert(
 def test_a_global_scale_that_no_layer_takes_is_named(tensors, write_variant):
     """FW-2: beside a layer that has none, it is unexpected, not dropped."""
     name = "backbone.layers.2.mixer.q_proj"
-    weight, scales = mx.quantize(tensors[f"{name}.weight"], **NVFP4)
+    weight, scales, *_ = mx.quantize(tensors[f"{name}.weight"], **NVFP4)
     stray = {f"{name}.global_scales": mx.array(1.0)}
     packed = {f"{name}.weight": weight, f"{name}.scales": scales}
 

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import mlx.core as mx
 import pytest
+
+from neve.testing import variants
+from neve.testing.variants import Tensors
 
 CHECKPOINT = Path(__file__).parents[3] / "checkpoints" / "qwen3"
 
-Tensors: TypeAlias = dict[str, mx.array]
 WriteVariant: TypeAlias = Callable[[dict[str, Any], Tensors], Path]
 
 
@@ -26,14 +25,13 @@ def checkpoint() -> Path:
 @pytest.fixture(scope="session")
 def raw_config() -> dict[str, Any]:
     """Its config.json."""
-    return json.loads((CHECKPOINT / "config.json").read_text(encoding="utf-8"))
+    return variants.stored_config(CHECKPOINT)
 
 
 @pytest.fixture
 def tensors() -> Tensors:
     """Its weights, in float32."""
-    stored: Any = mx.load(str(CHECKPOINT / "model.safetensors"))
-    return {name: array.astype(mx.float32) for name, array in stored.items()}
+    return variants.stored_tensors(CHECKPOINT)
 
 
 @pytest.fixture
@@ -41,11 +39,6 @@ def write_variant(tmp_path: Path, raw_config: dict[str, Any]) -> WriteVariant:
     """Write a checkpoint with some keys of config.json changed, and other weights."""
 
     def write(changes: dict[str, Any], tensors: Tensors) -> Path:
-        for file in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
-            shutil.copy(CHECKPOINT / file, tmp_path)
-        config = json.dumps(raw_config | changes)
-        (tmp_path / "config.json").write_text(config, encoding="utf-8")
-        mx.save_safetensors(str(tmp_path / "model.safetensors"), tensors)
-        return tmp_path
+        return variants.write_checkpoint(tmp_path, CHECKPOINT, raw_config | changes, tensors)
 
     return write

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import pytest
 from mlx.utils import tree_flatten
 
 import neve
+from neve.testing import variants
 from neve.testing.golden import read_goldens
 from neve.testing.parity import LOGIT_TOLERANCE, logit_distance
 
@@ -26,23 +26,15 @@ def logits(path: Path, ids: list[int]) -> np.ndarray:
         return np.array(model.logits(ids))
 
 
-@pytest.fixture(scope="module")
-def mlx_lm() -> Any:
-    """The qwen3 module of mlx-lm."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return pytest.importorskip("mlx_lm.models.qwen3", reason="mlx-lm is not installed")
-
-
 @pytest.fixture
-def reference(mlx_lm: Any) -> Callable[..., Any]:
+def reference() -> Callable[..., Any]:
     """Make mlx-lm's model of a config."""
+    variants.mlx_lm_module("qwen3")
 
     def make(config: dict[str, Any]) -> Any:
         # the oldest keys are those that mlx-lm reads
         theta = config["rope_parameters"]["rope_theta"]
-        mx.random.seed(0)
-        return mlx_lm.Model(mlx_lm.ModelArgs.from_dict({**config, "rope_theta": theta}))
+        return variants.mlx_lm_model("qwen3", {**config, "rope_theta": theta})
 
     return make
 

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import importlib
-import json
-import shutil
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import mlx.core as mx
 import pytest
+
+from neve.testing import variants
+from neve.testing.variants import Tensors
 
 CHECKPOINTS = Path(__file__).parents[3] / "checkpoints"
 
-Tensors: TypeAlias = dict[str, mx.array]
 WriteVariant: TypeAlias = Callable[[dict[str, Any], Tensors], Path]
 
 
@@ -28,14 +25,13 @@ def checkpoint(request: pytest.FixtureRequest) -> Path:
 @pytest.fixture
 def raw_config(checkpoint: Path) -> dict[str, Any]:
     """Its config.json."""
-    return json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
+    return variants.stored_config(checkpoint)
 
 
 @pytest.fixture
 def tensors(checkpoint: Path) -> Tensors:
     """Its weights, in float32."""
-    stored: Any = mx.load(str(checkpoint / "model.safetensors"))
-    return {name: array.astype(mx.float32) for name, array in stored.items()}
+    return variants.stored_tensors(checkpoint)
 
 
 @pytest.fixture
@@ -43,11 +39,7 @@ def write_variant(tmp_path: Path, checkpoint: Path) -> WriteVariant:
     """Write a checkpoint with another config.json and other weights."""
 
     def write(config: dict[str, Any], tensors: Tensors) -> Path:
-        for file in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
-            shutil.copy(checkpoint / file, tmp_path)
-        (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
-        mx.save_safetensors(str(tmp_path / "model.safetensors"), tensors)
-        return tmp_path
+        return variants.write_checkpoint(tmp_path, checkpoint, config, tensors)
 
     return write
 
@@ -55,19 +47,15 @@ def write_variant(tmp_path: Path, checkpoint: Path) -> WriteVariant:
 @pytest.fixture
 def reference(raw_config: dict[str, Any]) -> Callable[[dict[str, Any]], Any]:
     """Make mlx-lm's model of a config."""
-    name = f"mlx_lm.models.{raw_config['model_type']}"
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        pytest.importorskip(name, reason="mlx-lm is not installed")
-        module = importlib.import_module(name)
+    variants.mlx_lm_module(raw_config["model_type"])
 
     def make(config: dict[str, Any]) -> Any:
-        mx.random.seed(0)
         # it changes what it is given
         text = config["text_config"] | {
             "rope_parameters": dict(config["text_config"]["rope_parameters"])
         }
-        return module.Model(module.ModelArgs.from_dict({**config, "text_config": text}))
+        own = {**config, "text_config": text}
+        return variants.mlx_lm_model(raw_config["model_type"], own)
 
     return make
 
