@@ -6,6 +6,7 @@ import logging
 
 import attrs
 
+from ..errors import NeveError, PluginError
 from ..families import Family, discover
 from ..log import configure
 
@@ -48,8 +49,9 @@ def _row(family: Family) -> PluginRow:
     row = PluginRow(family.name, family.version, info.distribution, info.model_types)
     try:
         cold = family.cold_restore_eligibility()
-    except Exception as error:  # noqa: BLE001  a plugin may raise anything; the table says so
-        fault = f"cold_restore_eligibility raised {type(error).__name__}: {error}"
-        return attrs.evolve(row, fault=fault)
+    except PluginError as error:
+        return attrs.evolve(row, fault=error.reason)
+    except NeveError as error:
+        return attrs.evolve(row, fault=str(error))
     answer = "yes" if cold.eligible else "no"
     return attrs.evolve(row, cold_restore=f"{answer}: {cold.reason}")

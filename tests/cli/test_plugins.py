@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import attrs
+import pytest
 
 from neve.cli import plugins
 from neve.cli.plugins import plugin_rows
-from neve.errors import HookMissingError
+from neve.contract.guard import guarded
+from neve.errors import ConfigError, HookMissingError
 from neve.families import Catalogue, discover
 
 
@@ -30,17 +32,25 @@ def test_broken_plugins_come_last(monkeypatch):
     assert last.fault == "mandatory hooks are missing: forward"
 
 
-def test_plugin_that_raises_when_asked(monkeypatch):
+@pytest.mark.parametrize(
+    ("error", "fault"),
+    [
+        (RuntimeError("no gate"), "its hook cold_restore_eligibility raised RuntimeError: no"),
+        (ConfigError("a.b", "is missing"), "config.json: a.b: is missing"),
+    ],
+)
+def test_plugin_that_raises_when_asked(monkeypatch, error, fault):
     """FW-3: a plugin whose answer raises is broken; the others keep their rows."""
 
     def fail(config):
-        raise RuntimeError("no gate")
+        raise error
 
     families = dict(discover().families)
-    hooks = {**families["qwen3"]._ask, "cold_restore_eligibility": fail}
+    name = "cold_restore_eligibility"
+    hooks = {**families["qwen3"]._ask, name: guarded("qwen3", name, fail)}
     families["qwen3"] = attrs.evolve(families["qwen3"], ask=hooks)
     monkeypatch.setattr(plugins, "discover", lambda: Catalogue(families, ()))
     rows = {row.name: row.fault for row in plugin_rows()}
 
-    assert rows.pop("qwen3") == "cold_restore_eligibility raised RuntimeError: no gate"
+    assert rows.pop("qwen3").startswith(fault)
     assert set(rows.values()) <= {None}
