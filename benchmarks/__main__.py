@@ -7,7 +7,7 @@ import platform
 from collections.abc import Callable, Iterable
 from importlib.metadata import version
 
-from neve.metal import batching, blas
+from neve.metal.runtime import batching, blas
 
 from .figures import Figure
 
@@ -17,7 +17,7 @@ batching.widen()
 # MLX must find the BLAS in front of it
 import mlx.core as mx  # noqa: E402
 
-from neve.metal import device  # noqa: E402
+from neve.metal.runtime import device  # noqa: E402
 
 from . import (  # noqa: E402
     cold,

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 import mlx.core as mx
 
 from neve.layers.gated_delta import gated_delta
-from neve.metal.paged_attention import paged_decode, paged_prefill
-from neve.metal.pages import Pages
+from neve.metal.attention.paged_attention import paged_decode, paged_prefill
+from neve.metal.attention.pages import Pages
 
 from .figures import Figure, bounded, interleaved, ratio, seconds
 

@@ -64,7 +64,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    from .metal import batching, blas
+    from .metal.runtime import batching, blas
 
     blas.preload()
     batching.widen()

@@ -33,8 +33,8 @@ from .kvcache.flat_coordinator import FlatCoordinator
 from .kvcache.memory import MemoryCoordinator, PoolPlan, plan_pools
 from .kvcache.state_keeper import StateKeeper
 from .log import configure_if_unset, get_logger
-from .metal import device
-from .metal.layout import prefer_layout
+from .metal.linear.layout import prefer_layout
+from .metal.runtime import device
 from .model import Model
 from .pools.layer_pool import LayerPool
 from .scheduler.scheduler import Scheduler

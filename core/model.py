@@ -17,7 +17,7 @@ from .engine.engine import Engine
 from .engine.handles import Handle
 from .errors import RequestError
 from .kvcache.block_identity import salt_domain
-from .metal import dispatch
+from .metal.runtime import dispatch
 from .metrics import ModelStats, render_metrics
 from .sampling.params import SamplingParams
 from .text.reasoning import split_reasoning

@@ -82,7 +82,7 @@ def test_the_links_resolve(link: str, target: str):
     assert (ROOT / link).resolve() == ROOT / target
 
 
-@pytest.mark.parametrize("module", ["neve", "neve.testing.plugin", "neve.metal.blas"])
+@pytest.mark.parametrize("module", ["neve", "neve.testing.plugin", "neve.metal.runtime.blas"])
 def test_the_import_is_light(module: str):
     """What every pytest run or `import neve` imports leaves MLX out."""
     source = f"import sys, {module}; print('mlx' in sys.modules or 'mlx.core' in sys.modules)"

@@ -72,7 +72,7 @@ def prefix_of(
         NeveError: As `neve.load`, and SaltTooLongError.
     """
     from ..kvcache.block_identity import salt_domain
-    from ..metal import blas
+    from ..metal.runtime import blas
 
     blas.preload()  # before MLX is imported
     from ..checkpoint.digest_memory import DigestMemory

@@ -15,7 +15,7 @@ from typing import Literal
 
 import attrs
 
-from ..metal import blas
+from ..metal.runtime import blas
 from .plugins import plugin_rows
 
 _LITTLE_SPACE_BYTES = 5 << 30
@@ -69,7 +69,7 @@ def _on_linux() -> bool:
 def _device() -> Finding:
     import mlx.core as mx
 
-    from ..metal import device
+    from ..metal.runtime import device
 
     info = mx.device_info()
     kind = "GPU" if device.is_gpu() else f"CPU with {os.cpu_count()} threads"
@@ -80,7 +80,7 @@ def _device() -> Finding:
 
 
 def _blas(report: blas.BlasReport) -> Finding:
-    from ..metal import device
+    from ..metal.runtime import device
 
     if device.is_gpu():
         return Finding("BLAS", "ok", report.reason)

@@ -47,7 +47,7 @@ def demo(model: str | None, restart: str | None, settings: dict[str, Any]) -> No
     """
     source = model or str(default_model())
     with load_model(source, settings) as loaded:
-        from ..metal import blas
+        from ..metal.runtime import blas
         from .demo_acts import batch_act, prefix_act, stream_act
 
         out = console()

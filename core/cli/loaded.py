@@ -40,7 +40,7 @@ def load_model(source: str, settings: Mapping[str, Any]) -> Model:
 
 def describe(model: Model) -> str:
     """Return what runs, and how, in one line."""
-    from ..metal import device
+    from ..metal.runtime import device
 
     info = model.info
     where = "GPU" if device.is_gpu() else "CPU"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import attrs
 import mlx.core as mx
 
-from ..metal.head_shape import HeadShape as HeadShape
-from ..metal.norms import Norm as Norm
+from ..metal.attention.head_shape import HeadShape as HeadShape
+from ..metal.elementwise.norms import Norm as Norm
 
 
 @attrs.frozen

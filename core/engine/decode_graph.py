@@ -21,8 +21,8 @@ from ..forward.kernel_attention import KernelAttention, StepRows
 from ..forward.paged_context import PagedContext
 from ..forward.paged_step import PagedStep
 from ..log import get_logger
-from ..metal import dispatch
-from ..metal.pages import GroupPages
+from ..metal.attention.pages import GroupPages
+from ..metal.runtime import dispatch
 
 Arrays: TypeAlias = list[mx.array]
 

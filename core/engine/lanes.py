@@ -72,7 +72,7 @@ class Lane(Protocol):
 
     @property
     def tokens(self) -> list[mx.array]:
-        """What the last writes of kernels returned; see `metal.pages`."""
+        """What the last writes of kernels returned; see `metal.attention.pages`."""
         ...
 
     def reset(self) -> None:

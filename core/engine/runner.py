@@ -19,7 +19,7 @@ from ..forward.paged_context import PagedContext
 from ..forward.paged_step import PagedStep
 from ..forward.step_batch import RowInput, build_step_batch
 from ..ids import RequestId
-from ..metal import launch
+from ..metal.runtime import launch
 from ..pools.flat_cache import FlatCache
 from ..sampling.sampler import Draw, RowState, SampledRows, draw
 from ..scheduler.plan import PlannedRow, StepPlan

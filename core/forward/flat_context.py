@@ -12,7 +12,7 @@ from ..contract.heads import Projected
 from ..contract.layer_spec import SlidingWindow
 from ..layers.heads import prepare
 from ..layers.rope import Rotation
-from ..metal.attention import decode_attention, prefill_attention
+from ..metal.attention.mlx_attention import decode_attention, prefill_attention
 from ..pools.flat_cache import FlatCache
 from ..pools.scan_calls import ScanCall
 from .route import HeadsGiven, StepRoutes

@@ -14,7 +14,7 @@ from ..contract.layer_spec import AttentionSpec, SlidingWindow
 from ..kvcache.block_table import blocks_for
 from ..layers.heads import prepare
 from ..layers.rope import Rotation
-from ..metal.attention import decode_attention, prefill_attention
+from ..metal.attention.mlx_attention import decode_attention, prefill_attention
 from ..pools.device_tables import DeviceTables
 from ..pools.layer_pool import LayerPool
 from .decode_buckets import DecodeWave

@@ -12,11 +12,11 @@ from ..contract.forward import StepBatch
 from ..contract.heads import Projected
 from ..contract.layer_spec import SlidingWindow
 from ..layers.rope import Rotation
-from ..metal.decode_projected import decode_projected
-from ..metal.head_shape import HeadShape, Norms, Slots, Turns
-from ..metal.heads import prepare_heads
-from ..metal.paged_attention import Scoring, paged_decode, paged_prefill
-from ..metal.pages import GroupPages
+from ..metal.attention.decode_projected import decode_projected
+from ..metal.attention.head_shape import HeadShape, Norms, Slots, Turns
+from ..metal.attention.heads import prepare_heads
+from ..metal.attention.paged_attention import Scoring, paged_decode, paged_prefill
+from ..metal.attention.pages import GroupPages
 
 SHORTEST = 512
 """Tokens up to which rows are of one length: each length is a trace of its own."""

@@ -8,7 +8,7 @@ import attrs
 
 from ..contract.cache_spec import CacheLayout
 from ..contract.forward import StepBatch
-from ..metal import launch
+from ..metal.runtime import launch
 from ..pools.device_tables import DeviceTables
 from ..pools.layer_pool import LayerPool
 from ..pools.state_store import StateRows

@@ -1,5 +1,5 @@
 """Element-wise operations as one, for families."""
 
-from ..metal.fusion import fused
+from ..metal.runtime.fusion import fused
 
 __all__ = ["fused"]

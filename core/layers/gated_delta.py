@@ -1,6 +1,6 @@
 """The gated delta rule, for families."""
 
-from ..metal.delta_rule import CHUNK, unit_lower_inverse
-from ..metal.gated_delta import Columns, gated_delta, gated_delta_mixed
+from ..metal.recurrent.delta_rule import CHUNK, unit_lower_inverse
+from ..metal.recurrent.gated_delta import Columns, gated_delta, gated_delta_mixed
 
 __all__ = ["CHUNK", "Columns", "gated_delta", "gated_delta_mixed", "unit_lower_inverse"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..metal.gated_norm import gated_group_norm, gated_rms_norm
+from ..metal.elementwise.gated_norm import gated_group_norm, gated_rms_norm
 
 
 class GatedRMSNorm(nn.Module):

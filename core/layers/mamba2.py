@@ -1,5 +1,5 @@
 """Mamba-2, for families."""
 
-from ..metal.mamba2 import Rates, mamba2, mamba2_mixed, time_step
+from ..metal.recurrent.mamba2 import Rates, mamba2, mamba2_mixed, time_step
 
 __all__ = ["Rates", "mamba2", "mamba2_mixed", "time_step"]

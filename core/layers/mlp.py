@@ -5,10 +5,10 @@ from __future__ import annotations
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..metal import launch
-from ..metal.activations import Activation, gated_activation, swiglu
-from ..metal.fusion import fused
-from ..metal.layout import gated_projection
+from ..metal.elementwise.activations import Activation, gated_activation, swiglu
+from ..metal.linear.layout import gated_projection
+from ..metal.runtime import launch
+from ..metal.runtime.fusion import fused
 from .joint import JointModule
 from .stream import Delta, Input, Normed
 

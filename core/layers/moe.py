@@ -9,8 +9,8 @@ import attrs
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..metal import device
-from ..metal.fusion import fused
+from ..metal.runtime import device
+from ..metal.runtime.fusion import fused
 from .routing import Routing as Routing
 
 Activation: TypeAlias = Callable[[mx.array], mx.array]

@@ -6,8 +6,8 @@ import attrs
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..metal.norms import FEW_ELEMENTS, Norm, rms_norm, zero_centred_rms_norm
-from ..metal.residual import add_rms_norm
+from ..metal.elementwise.norms import FEW_ELEMENTS, Norm, rms_norm, zero_centred_rms_norm
+from ..metal.elementwise.residual import add_rms_norm
 
 __all__ = [
     "FEW_ELEMENTS",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..metal.short_conv import Activation, Taps, gated_short_conv, short_conv
+from ..metal.recurrent.short_conv import Activation, Taps, gated_short_conv, short_conv
 
 
 def taps(kernel: mx.array) -> mx.array:

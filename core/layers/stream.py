@@ -14,8 +14,8 @@ import attrs
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..metal.layout import added_projection, normed_projection
-from ..metal.norms import Norm
+from ..metal.elementwise.norms import Norm
+from ..metal.linear.layout import added_projection, normed_projection
 from .norms import ResidualNorm
 
 __all__ = ["Delta", "Input", "Normed", "Stream", "project"]

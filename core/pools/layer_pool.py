@@ -9,8 +9,8 @@ import mlx.core as mx
 import numpy as np
 
 from ..contract.layer_spec import AttentionSpec
-from ..metal.attention import gather_rows, page_rows, scatter_rows, token_rows
-from ..metal.pages import GroupPages
+from ..metal.attention.mlx_attention import gather_rows, page_rows, scatter_rows, token_rows
+from ..metal.attention.pages import GroupPages
 
 
 class LayerPool:

@@ -23,7 +23,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Register the marks, and put an optimised BLAS in front of MLX's own."""
-    from ..metal import blas
+    from ..metal.runtime import blas
 
     config.addinivalue_line("markers", "mlx: computes with MLX on the CPU")
     config.addinivalue_line("markers", "gpu: needs a Mac GPU or an NVIDIA card")

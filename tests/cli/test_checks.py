@@ -9,7 +9,7 @@ import pytest
 from neve.cli import checks
 from neve.cli.checks import Finding, all_findings
 from neve.cli.plugins import PluginRow
-from neve.metal.blas import BlasReport
+from neve.metal.runtime.blas import BlasReport
 
 pytestmark = pytest.mark.mlx
 

@@ -35,7 +35,7 @@ from neve.ids import BlockId, RequestId, SequenceId
 from neve.kvcache.block_allocator import BlockAllocator
 from neve.kvcache.block_table import TableChanges
 from neve.kvcache.coordinator import Coordinator
-from neve.metal import dispatch
+from neve.metal.runtime import dispatch
 from neve.pools.layer_pool import LayerPool
 from neve.scheduler.plan import PlannedRow
 from neve.testing.golden import read_goldens
@@ -393,7 +393,7 @@ def test_families_are_traced(
 
 
 class Tracing:
-    """Stands for `neve.metal.launch` where the runner asks whether steps are traced."""
+    """Stands for `neve.metal.runtime.launch` where the runner asks whether steps are traced."""
 
     @staticmethod
     def builds_graphs() -> bool:

@@ -20,7 +20,7 @@ import neve
 from neve.engine.runner import Step
 from neve.engine.stepper import Stepper
 from neve.errors import NeveError
-from neve.metal import dispatch, launch
+from neve.metal.runtime import dispatch, launch
 from neve.testing.kernels import emulator
 from neve.testing.kernels.emulator import HostBackend
 

@@ -21,8 +21,8 @@ from neve.contract.cache_spec import (
 from neve.errors import CacheMisuseError
 from neve.forward.kernel_attention import SHORTEST, longest_context
 from neve.forward.step_batch import RowInput, build_step_batch
-from neve.metal import dispatch, launch
-from neve.metal.launch import Kernel, Launch
+from neve.metal.runtime import dispatch, launch
+from neve.metal.runtime.launch import Kernel, Launch
 from neve.testing.kernels import emulator
 from neve.testing.kernels.emulator import HostBackend
 

@@ -6,7 +6,7 @@ import json
 import sys
 from pathlib import Path
 
-from neve.metal import blas
+from neve.metal.runtime import blas
 
 if sys.argv[2] == "cpu":
     blas.preload()
@@ -14,7 +14,7 @@ if sys.argv[2] == "cpu":
 import mlx.core as mx
 
 import neve
-from neve.metal import dispatch
+from neve.metal.runtime import dispatch
 from neve.testing.golden import read_goldens
 from neve.testing.parity import at_once, tokens
 

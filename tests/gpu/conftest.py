@@ -10,7 +10,7 @@ os.environ.setdefault("MLX_ENABLE_TF32", "0")
 import mlx.core as mx
 import pytest
 
-from neve.metal import launch
+from neve.metal.runtime import launch
 
 
 @pytest.fixture(autouse=True)

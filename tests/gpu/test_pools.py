@@ -6,7 +6,7 @@ import attrs
 import mlx.core as mx
 import pytest
 
-from neve.metal.launch import Kernel, Launch, ints
+from neve.metal.runtime.launch import Kernel, Launch, ints
 
 pytestmark = pytest.mark.gpu
 

@@ -7,8 +7,8 @@ import random
 import mlx.core as mx
 import pytest
 
-from neve.metal import dispatch, launch
-from neve.metal.dispatch import Probe
+from neve.metal.runtime import dispatch, launch
+from neve.metal.runtime.dispatch import Probe
 from neve.testing.kernels import recording
 
 pytestmark = pytest.mark.gpu

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from neve.layers.gated_norm import GatedGroupNorm, GatedRMSNorm
-from neve.metal import gated_norm, norms
+from neve.metal.elementwise import gated_norm, norms
 
 pytestmark = pytest.mark.mlx
 

@@ -9,7 +9,7 @@ from mlx.utils import tree_flatten
 from neve.layers.mlp import GatedMLP, geglu
 from neve.layers.norms import RMSNorm
 from neve.layers.stream import Normed
-from neve.metal.activations import Activation, swiglu
+from neve.metal.elementwise.activations import Activation, swiglu
 
 pytestmark = pytest.mark.mlx
 

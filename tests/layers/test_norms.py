@@ -6,7 +6,7 @@ import pytest
 
 from neve.layers import norms
 from neve.layers.norms import ZeroCentredRMSNorm
-from neve.metal import norms as operations
+from neve.metal.elementwise import norms as operations
 
 pytestmark = pytest.mark.mlx
 

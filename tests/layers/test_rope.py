@@ -11,7 +11,7 @@ from neve.contract.forward import RopeSpec
 from neve.errors import ConfigError, UnsupportedModelError
 from neve.layers.rope import Rotation
 from neve.layers.rope_config import rope_spec
-from neve.metal import heads
+from neve.metal.attention import heads
 
 pytestmark = pytest.mark.mlx
 

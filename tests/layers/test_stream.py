@@ -11,8 +11,8 @@ from neve.layers.joint import join_layers
 from neve.layers.mlp import GatedMLP
 from neve.layers.norms import RMSNorm, ZeroCentredRMSNorm
 from neve.layers.stream import Delta, Normed, Stream, project
-from neve.metal import dispatch, launch
-from neve.metal.layout import prefer_layout
+from neve.metal.linear.layout import prefer_layout
+from neve.metal.runtime import dispatch, launch
 from neve.testing.kernels import emulator
 
 pytestmark = pytest.mark.mlx

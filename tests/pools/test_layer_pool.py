@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from neve.contract.cache_spec import FullAttention, uniform_layout
-from neve.metal.pages import GroupPages
+from neve.metal.attention.pages import GroupPages
 from neve.pools.layer_pool import LayerPool
 
 pytestmark = pytest.mark.mlx

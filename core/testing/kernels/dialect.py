@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import mlx.core as mx
 
-from ...metal.launch import Kernel, Template
+from ...metal.runtime.launch import Kernel, Template
 
 ATTRIBUTES: Mapping[str, tuple[str, str]] = {
     "simdgroup_index_in_threadgroup": ("uint", "mkx_lin / 32"),

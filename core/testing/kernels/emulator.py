@@ -1,7 +1,7 @@
 """Runs kernel bodies on the host: one fiber a thread, three thread orders, checked.
 
-As a back end of `neve.metal.launch` it takes the place of a GPU: what runs is the body, with
-the launch geometry, template and inputs that the operation's own code makes.
+As a back end of `neve.metal.runtime.launch` it takes the place of a GPU: what runs is the
+body, with the launch geometry, template and inputs that the operation's own code makes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import attrs
 import mlx.core as mx
 import numpy as np
 
-from ...metal.launch import Kernel, Launch
+from ...metal.runtime.launch import Kernel, Launch
 from .building import KernelError, compiler, library
 from .dialect import host_text
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import attrs
 
-from ...metal.launch import Template
+from ...metal.runtime.launch import Template
 from .building import KernelError, cache_folder, headers
 from .dialect import METAL_TYPES, constants
 

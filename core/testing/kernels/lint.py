@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Generator, Sequence
 
-from ...metal.launch import Kernel
+from ...metal.runtime.launch import Kernel
 from .dialect import ATTRIBUTES, THREADGROUP_ARRAY
 
 FOREIGN_ATTRIBUTES = (

@@ -13,9 +13,9 @@ import attrs
 import mlx.core as mx
 
 from ... import metal
-from ...metal import dispatch, launch
-from ...metal.dispatch import Operation, Probe
-from ...metal.launch import Kernel, Launch
+from ...metal.runtime import dispatch, launch
+from ...metal.runtime.dispatch import Operation, Probe
+from ...metal.runtime.launch import Kernel, Launch
 
 Argument: TypeAlias = tuple[tuple[int, ...], mx.Dtype]
 """Shape and dtype of an input."""
@@ -80,7 +80,7 @@ class RecordingBackend:
 @functools.cache
 def operations() -> Mapping[str, Operation]:
     """Return every operation of `neve.metal` that has kernels, by name."""
-    for module in pkgutil.iter_modules(metal.__path__, f"{metal.__name__}."):
+    for module in pkgutil.walk_packages(metal.__path__, f"{metal.__name__}."):
         importlib.import_module(module.name)
     return dispatch.registered()
 

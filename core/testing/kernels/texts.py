@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 
 import mlx.core as mx
 
-from ...metal.launch import MlxBackend, Template, source_text
+from ...metal.runtime.launch import MlxBackend, Template, source_text
 from .dialect import ATTRIBUTES, CUDA_TYPES, METAL_TYPES, constants
 from .recording import Recorded
 

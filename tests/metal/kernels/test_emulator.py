@@ -10,7 +10,7 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from neve.metal.launch import Kernel, Launch
+from neve.metal.runtime.launch import Kernel, Launch
 from neve.testing.kernels import building
 from neve.testing.kernels.emulator import ORDERS, HostBackend, KernelError, compiler
 

@@ -8,7 +8,7 @@ from importlib import resources
 
 import pytest
 
-from neve.metal.launch import Kernel
+from neve.metal.runtime.launch import Kernel
 from neve.testing.kernels import recording
 from neve.testing.kernels.lint import faults
 

@@ -8,9 +8,9 @@ import attrs
 import mlx.core as mx
 import pytest
 
-from neve.metal import launch
-from neve.metal.dispatch import KernelMismatchError, Probe
-from neve.metal.launch import Kernel, Launch
+from neve.metal.runtime import launch
+from neve.metal.runtime.dispatch import KernelMismatchError, Probe
+from neve.metal.runtime.launch import Kernel, Launch
 from neve.testing.kernels import recording
 from neve.testing.kernels.emulator import HostBackend, KernelError, compiler
 from neve.testing.kernels.recording import Recorded, RecordingBackend

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 import mlx.core as mx
 import pytest
 
-from neve.metal.dispatch import Operation, Probe
-from neve.metal.launch import Kernel, Launch
+from neve.metal.runtime.dispatch import Operation, Probe
+from neve.metal.runtime.launch import Kernel, Launch
 from neve.testing.kernels import frontends, recording, texts
 from neve.testing.kernels.emulator import KernelError
 from neve.testing.kernels.recording import Recorded

@@ -1,0 +1,1 @@
+"""Heads, pages and attention: kernels and their references."""

@@ -1,0 +1,207 @@
+"""A layer's decoding from its projections to its attention, in one launch."""
+
+from __future__ import annotations
+
+import functools
+from typing import Literal, Unpack
+
+import attrs
+import mlx.core as mx
+
+from ..elementwise.norms import ProbeNorm
+from ..runtime import dispatch, launch
+from . import paged_launch, paged_plan
+from .head_shape import HeadShape, Making, Norms, Slots, Turns, weights_of
+from .heads import prepare_heads, prepare_heads_reference
+from .paged_attention import paged_decode
+from .paged_plan import Shape
+from .paged_reference import Scoring, paged_decode_reference
+from .pages import Layout, Pages, random_pages
+
+
+def decode_projected(
+    projected: mx.array,
+    pages: Pages,
+    slots: Slots,
+    turns: Turns | None,
+    *,
+    shape: HeadShape,
+    norms: Norms = (None, None, None),
+    longest: int,
+    **scoring: Unpack[Scoring],
+) -> tuple[mx.array, mx.array]:
+    """Make heads of one token a sequence, store its key and value if there are any, attend.
+
+    What one launch does not take is done in two, by `prepare_heads` and `paged_decode`.
+
+    Args:
+        projected: `[N, W]`, rows of which begin as `shape` says; each of another sequence.
+        pages: The layer's pages.
+        slots: Where the tokens lie in them; see `prepare_heads` and `paged_decode`.
+        turns: Rotation of queries and keys; None for none.
+        shape: Heads of the rows; without keys and values the pages have them already.
+        norms: Of queries, keys and values.
+        longest: No fewer tokens than the longest context has; best a power of two.
+        **scoring: How keys are weighed.
+
+    Returns:
+        `[N, Hq, Dv]`, and the pages' new token, the old one if nothing was stored.
+    """
+    kind = _kind_of(projected, pages, turns, shape, norms, scoring)
+    check = functools.partial(_check, kind, projected.shape[1])
+    if _fits(projected, kind, pages, norms) and dispatch.takes_kernel(
+        "decode_projected", (kind, projected.shape[1]), check
+    ):
+        out, token = paged_launch.attend_made(
+            kind, projected, pages, slots, turns, norms, longest, scoring
+        )
+        return out, token if shape.kv_heads else pages.token
+    return _in_two(projected, pages, slots, turns, shape, norms, longest, scoring)
+
+
+def _in_two(
+    projected: mx.array,
+    pages: Pages,
+    slots: Slots,
+    turns: Turns | None,
+    shape: HeadShape,
+    norms: Norms,
+    longest: int,
+    scoring: Scoring,
+) -> tuple[mx.array, mx.array]:
+    stored = (pages, slots) if shape.kv_heads else (None, None)
+    q, token = prepare_heads(projected, *stored, turns, shape=shape, norms=norms)
+    pages = pages if token is None else attrs.evolve(pages, token=token)
+    where = (slots.tables, slots.rows, slots.positions)
+    return paged_decode(q, pages, *where, longest=longest, **scoring), pages.token
+
+
+def _kind_of(
+    projected: mx.array,
+    pages: Pages,
+    turns: Turns | None,
+    shape: HeadShape,
+    norms: Norms,
+    scoring: Scoring,
+) -> Shape:
+    kind = Shape(
+        dtype=projected.dtype,
+        page=pages.layout,
+        group=shape.num_heads // pages.layout.heads,
+        capped=scoring.get("softcap") is not None,
+        sunk=scoring.get("sinks") is not None,
+        making=Making.of(shape, turns, norms),
+    )
+    return paged_launch.widened(kind, projected.shape[0])
+
+
+def _fits(projected: mx.array, kind: Shape, pages: Pages, norms: Norms) -> bool:
+    """Return whether one launch takes such arguments."""
+    arrays = (pages.keys, pages.values, *weights_of(norms))
+    return (
+        launch.backend() is not None
+        and paged_plan.makes_heads(kind, projected.shape[1])
+        and all(array.dtype == projected.dtype for array in arrays)
+    )
+
+
+def _check(kind: Shape, width: int, seed: int = 1) -> None:
+    """Compare with the references, one after the other: whole, split, and with a window."""
+    page, making = kind.page, kind.making
+    assert making is not None
+    stored = page.heads if making.stores else 0
+    shape = HeadShape(
+        page.heads * kind.group, stored, page.dims, page.v_dims, making.query_stride
+    )
+    blocks = 2 - -paged_plan.SHORTEST_SPLIT // page.size
+    end = blocks * page.size
+    tables = mx.arange(1, 3 * blocks + 1, dtype=mx.int32).reshape(3, blocks)
+    # holes: where a row begins, before its end, and where a token belongs
+    tables[0, 0], tables[0, -2], tables[2, 1] = 0, 0, 0
+    positions = mx.array([end - 1, end // 2, page.size + 1], mx.int32)
+    slots = Slots(tables, mx.array([0, 1, 2], mx.int32), positions)
+    projected = dispatch.noise(seed, kind.dtype, 3, width)
+    turns, norms = _turns(making, seed + 1), _norms(making, shape, kind.dtype, seed + 2)
+    scoring: Scoring = {"scale": page.dims**-0.5, "softcap": 2.0 if kind.capped else None}
+    if kind.sunk:
+        scoring["sinks"] = dispatch.noise(seed + 5, mx.float32, shape.num_heads)
+    window = 2 * page.size + 3
+    for longest, seen in ((1, None), (3 * paged_plan.UNSPLIT // 2, None), (end, window)):
+        scoring["window"] = seen
+        mine, other = (_pages(kind, 3 * blocks + 1, seed + 6) for _ in range(2))
+        out, token = paged_launch.attend_made(
+            kind, projected, mine, slots, turns, norms, longest, scoring
+        )
+        mx.eval(out, token)
+        null_page = other.keys[0], other.values[0]
+        places = (other, slots) if making.stores else (None, None)
+        q, _ = prepare_heads_reference(projected, *places, turns, shape, norms)
+        where = (tables, slots.rows, positions)
+        want = paged_decode_reference(q, other, *where, longest=end, **scoring)
+        other.keys[0], other.values[0] = null_page  # which the reference writes, too
+        dispatch.compare(
+            [out, token, mine.keys, mine.values],
+            [want, other.token + 1, other.keys, other.values],
+        )
+
+
+def _pages(kind: Shape, num_pages: int, seed: int) -> Pages:
+    pages = random_pages(kind.dtype, num_pages, kind.page, seed)
+    token = mx.array([5], mx.int32)
+    mx.eval(pages.keys, pages.values, token)
+    return attrs.evolve(pages, token=token)
+
+
+def _turns(making: Making, seed: int) -> Turns | None:
+    if not making.turned_dims:
+        return None
+    angles = dispatch.noise(seed, mx.float32, 3, making.turned_dims // 2)
+    return Turns.by(angles, interleaved=making.interleaved)
+
+
+def _norms(making: Making, shape: HeadShape, dtype: mx.Dtype, seed: int) -> Norms:
+    dims = (shape.head_dim, shape.head_dim, shape.value_dim)
+    q, k, v = (
+        None
+        if code == 0
+        else ProbeNorm(
+            dispatch.noise(seed + i, dtype, n) if code > 1 else None,
+            0.1 * (i + 1),
+            zero_centred=code == 3,
+        )
+        for i, (code, n) in enumerate(zip(making.norms, dims, strict=True))
+    )
+    return q, k, v
+
+
+def _probe(
+    dtype: mx.Dtype,
+    form: Literal["halves", "pairs", "plain", "queries"],
+    group: int,
+    dims: tuple[int, int],
+    seed: int = 1,
+) -> None:
+    """Compare heads as families have them: `pairs` are bounded and sunk, too."""
+    page, extras = Layout(2, 8, *dims), form == "pairs"
+    making = {
+        "halves": Making(dims[0], dims[0], norms=(2, 2, 0)),
+        "pairs": Making(2 * dims[0], dims[0] // 2, interleaved=True, norms=(3, 1, 2)),
+        "plain": Making(dims[0]),
+        "queries": Making(dims[0], dims[0], norms=(2, 0, 0), stores=False),
+    }[form]
+    kind = Shape(dtype, page, group, capped=extras, sunk=extras, making=making)
+    ends = HeadShape(2 * group, 2 * making.stores, *dims, making.query_stride).ends
+    # a row has more columns than heads, as where a gate is projected too
+    _check(kind if form == "plain" else kind.widened(3), ends[2] + 16, seed)
+
+
+dispatch.register(
+    "decode_projected",
+    _probe,
+    [
+        ("halves", 2, (64, 64)),
+        ("pairs", 3, (32, 64)),
+        ("plain", 9, (64, 32)),
+        ("queries", 2, (64, 64)),
+    ],
+)

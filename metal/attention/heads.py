@@ -1,0 +1,324 @@
+"""Norms and rotation of heads, and their way into the pages."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Literal, TypeAlias
+
+import attrs
+import mlx.core as mx
+
+from ..elementwise.norms import Norm, ProbeNorm
+from ..runtime import dispatch
+from ..runtime.launch import Kernel, Launch, Template, floats, ints
+from .head_shape import HeadShape, Making, Norms, Slots, Turns, epsilons_of, weights_of
+from .mlx_attention import scatter_rows, token_rows
+from .pages import Pages
+
+_KERNEL = Kernel(
+    "prepare_heads",
+    (
+        "projected",
+        "keys",
+        "values",
+        "prev",
+        "tables",
+        "rows",
+        "positions",
+        "turns",
+        "q_weight",
+        "k_weight",
+        "v_weight",
+        "fp",
+    ),
+    ("q", "token"),
+)
+_SIMDGROUPS = 4
+_MIN_ELEMENTS = 8  # Metal hands a kernel smaller arrays over as constants
+_PLACES = ("keys", "values", "tables", "rows", "positions")
+
+Kind: TypeAlias = tuple[HeadShape, int, mx.Dtype | None, int, Making]
+"""Arguments of `_plan` but the first."""
+
+
+def prepare_heads_reference(
+    projected: mx.array,
+    pages: Pages | None,
+    slots: Slots | None,
+    turns: Turns | None,
+    shape: HeadShape,
+    norms: Norms,
+) -> tuple[mx.array, mx.array | None]:
+    """Do in MLX operations what `prepare_heads` does; the null block is written, too."""
+    ends = shape.ends
+    q = projected[:, : ends[0]].reshape(-1, shape.num_heads, shape.query_stride)
+    q = _turned(_normed(q[..., : shape.head_dim], norms[0]), turns)
+    if pages is None or slots is None:
+        return q, None
+    k = projected[:, ends[0] : ends[1]].reshape(-1, shape.kv_heads, shape.head_dim)
+    v = projected[:, ends[1] : ends[2]].reshape(-1, shape.kv_heads, shape.value_dim)
+    k, v = _turned(_normed(k, norms[1]), turns), _normed(v, norms[2])
+    page_size = pages.keys.shape[2]
+    blocks = mx.maximum(slots.tables[slots.rows, slots.positions // page_size], 0)
+    places = token_rows(blocks, slots.positions % page_size, shape.kv_heads, page_size)
+    scatter_rows(pages.keys, places, k.astype(pages.keys.dtype))
+    scatter_rows(pages.values, places, v.astype(pages.values.dtype))
+    return q, pages.token
+
+
+def _normed(x: mx.array, norm: Norm | None) -> mx.array:
+    return x if norm is None else norm(x)
+
+
+def _turned(x: mx.array, turns: Turns | None) -> mx.array:
+    """Return heads `[T, H, D]` rotated; float32 inside."""
+    if turns is None:
+        return x
+    half = turns.dims // 2
+    cos, sin = turns.cos[:, None], turns.sin[:, None]
+    head = x[..., : 2 * half].astype(mx.float32)
+    if turns.interleaved:
+        a, b = head[..., ::2], head[..., 1::2]
+    else:
+        a, b = head[..., :half], head[..., half:]
+    pair = [a * cos - b * sin, b * cos + a * sin]
+    if turns.interleaved:
+        out = mx.stack(pair, axis=-1).reshape(head.shape)
+    else:
+        out = mx.concatenate(pair, axis=-1)
+    return mx.concatenate([out.astype(x.dtype), x[..., 2 * half :]], axis=-1)
+
+
+@attrs.frozen
+class _Plan:
+    """What follows from the kind of the arguments alone.
+
+    Attributes:
+        unsupported: Why the kernel cannot take them, None if it can.
+        variant: What the kernel is compiled for.
+        kernel: With the inputs that it reads.
+        launch: How it is started.
+    """
+
+    unsupported: str | None
+    variant: Kind
+    kernel: Kernel
+    launch: Launch
+
+
+def _kind_of(
+    projected: mx.array,
+    pages: Pages | None,
+    turns: Turns | None,
+    shape: HeadShape,
+    norms: Norms,
+) -> Kind:
+    dtypes = {projected.dtype, *(weight.dtype for weight in weights_of(norms))}
+    page_size = 0
+    if pages is not None:
+        page_size = pages.keys.shape[2]
+        dtypes |= {pages.keys.dtype, pages.values.dtype}
+    dtype = projected.dtype if len(dtypes) == 1 else None
+    making = Making.of(shape, turns, norms)
+    return shape, projected.shape[-1], dtype, page_size, making
+
+
+def prepare_heads_kernel(
+    projected: mx.array,
+    pages: Pages | None,
+    slots: Slots | None,
+    turns: Turns | None,
+    shape: HeadShape,
+    norms: Norms,
+) -> tuple[mx.array, mx.array | None]:
+    """Do in one launch what `prepare_heads` does."""
+    plan = _plan(projected.shape[0], *_kind_of(projected, pages, turns, shape, norms))
+    return _launched(plan, projected, pages, slots, turns, norms)
+
+
+def _launched(
+    plan: _Plan,
+    projected: mx.array,
+    pages: Pages | None,
+    slots: Slots | None,
+    turns: Turns | None,
+    norms: Norms,
+) -> tuple[mx.array, mx.array | None]:
+    places, num_pages = [ints(0)], 0
+    if pages is not None and slots is not None:
+        places = [pages.keys, pages.values, pages.token]
+        places += [slots.tables, slots.rows, slots.positions]
+        num_pages = slots.tables.shape[-1]
+    if turns is not None:
+        places.append(turns.factors)
+    numbers = floats(*epsilons_of(norms), *projected.shape, num_pages)
+    inputs = (projected, *places, *weights_of(norms), numbers)
+    q, token = plan.kernel(*inputs, launch=plan.launch)
+    return q, None if pages is None else token
+
+
+def prepare_heads(
+    projected: mx.array,
+    pages: Pages | None,
+    slots: Slots | None,
+    turns: Turns | None,
+    *,
+    shape: HeadShape,
+    norms: Norms = (None, None, None),
+) -> tuple[mx.array, mx.array | None]:
+    """Norm and rotate a step's heads, and write its keys and values to their pages, in place.
+
+    Whoever reads the pages afterwards takes the returned token, so as to come after. Values are
+    not rotated. A block id of 0 or less is the null block: what belongs there is left out.
+
+    Args:
+        projected: `[T, W]`, rows of which begin as `shape` says; at least one.
+        pages: The layer's pages; None where only queries are projected.
+        slots: Where the tokens lie in them, None with `pages`.
+        turns: Rotation of queries and keys; None for none.
+        shape: Heads of the rows.
+        norms: Of queries, keys and values.
+
+    Returns:
+        Queries `[T, Hq, D]` and the pages' new token, None without pages.
+    """
+    plan = _plan(projected.shape[0], *_kind_of(projected, pages, turns, shape, norms))
+    check = functools.partial(_check, projected, pages, turns, shape, norms)
+    if dispatch.takes_kernel(
+        "prepare_heads", plan.variant, check, unsupported=plan.unsupported
+    ):
+        return _launched(plan, projected, pages, slots, turns, norms)
+    return prepare_heads_reference(projected, pages, slots, turns, shape, norms)
+
+
+def _unsupported(
+    shape: HeadShape, dtype: mx.Dtype | None, making: Making, word: int
+) -> str | None:
+    """Return why the kernel cannot take such arguments, None if it can."""
+    if dtype is None:
+        return "projections, norms and pages are of several dtypes"
+    if min(shape.head_dim, shape.value_dim) < _MIN_ELEMENTS or shape.head_dim % 2:
+        return f"heads of {shape.head_dim} and {shape.value_dim} elements"
+    if 0 < making.turned_dims < 2 * _MIN_ELEMENTS:
+        return f"a rotation of {making.turned_dims} elements"
+    if making.interleaved and word == 1:
+        return f"pairs side by side in {shape}"
+    return None
+
+
+def _word(shape: HeadShape, width: int, making: Making) -> int:
+    """Return how many elements a lane reads at once: few enough that no lane is idle."""
+    half = making.turned_dims if making.interleaved else making.turned_dims // 2
+    widest = max(shape.head_dim, shape.value_dim)
+    most = 8 if widest > 128 else 4 if widest > 64 else 2
+    return math.gcd(width, shape.head_dim, shape.value_dim, shape.query_stride, half, most)
+
+
+@functools.lru_cache(maxsize=1024)
+def _plan(
+    num_tokens: int,
+    shape: HeadShape,
+    width: int,
+    dtype: mx.Dtype | None,
+    page_size: int,
+    making: Making,
+) -> _Plan:
+    word = _word(shape, width, making)
+    template: Template = {
+        "T": dtype or mx.float32,
+        "HQ": shape.num_heads,
+        "HK": shape.kv_heads,
+        "D": shape.head_dim,
+        "DV": shape.value_dim,
+        "QS": shape.query_stride,
+        "S": max(1, page_size),
+        "ROT": making.turned_dims,
+        "INTER": making.interleaved,
+        "QN": making.norms[0],
+        "KN": making.norms[1],
+        "VN": making.norms[2],
+        "V": word,
+        "C": -(-max(shape.head_dim, shape.value_dim) // (32 * word)),
+    }
+    simdgroups = num_tokens * (shape.num_heads + 2 * shape.kv_heads)
+    queries = (num_tokens, shape.num_heads, shape.head_dim)
+    launch = Launch(
+        template=template,
+        grid=(-(-simdgroups // _SIMDGROUPS) * _SIMDGROUPS * 32, 1, 1),
+        threadgroup=(_SIMDGROUPS * 32, 1, 1),
+        outputs=[(queries, dtype or mx.float32), ((1,), mx.int32)],
+    )
+    absent = [] if page_size else [*_PLACES]
+    absent += [] if making.turned_dims else ["turns"]
+    return _Plan(
+        _unsupported(shape, dtype, making, word),
+        (shape, width, dtype, page_size, making),
+        _KERNEL.without(*absent, *making.unweighted),
+        launch,
+    )
+
+
+def _check(
+    projected: mx.array,
+    pages: Pages | None,
+    turns: Turns | None,
+    shape: HeadShape,
+    norms: Norms,
+    seed: int = 1,
+) -> None:
+    """Compare kernel and reference on three tokens of two sequences."""
+    rows = dispatch.noise(seed, projected.dtype, 3, projected.shape[-1])
+    if turns is not None:
+        angles = dispatch.noise(seed + 1, mx.float32, 3, turns.dims // 2)
+        turns = Turns.by(angles, interleaved=turns.interleaved)
+    if pages is None:
+        got, _ = prepare_heads_kernel(rows, None, None, turns, shape, norms)
+        want, _ = prepare_heads_reference(rows, None, None, turns, shape, norms)
+        dispatch.compare([got], [want])
+        return
+    page_size = pages.keys.shape[2]
+    tables = mx.array([[1, 3, 0], [2, 4, 0]], mx.int32)
+    positions = mx.array([page_size, page_size - 1, 2 * page_size], mx.int32)
+    slots = Slots(tables, mx.array([0, 1, 1], mx.int32), positions)
+    mine, other, before = (_check_pages(pages, projected.dtype, seed) for _ in range(3))
+    got, token = prepare_heads_kernel(rows, mine, slots, turns, shape, norms)
+    assert token is not None
+    mx.eval(got, token)
+    want, _ = prepare_heads_reference(rows, other, slots, turns, shape, norms)
+    # the last token belongs to the null block, which the reference writes
+    pairs = ((mine.keys, other.keys, before.keys), (mine.values, other.values, before.values))
+    dispatch.compare(
+        [got, token, *(pool for pool, _, _ in pairs)],
+        [want, before.token + 1, *(mx.concatenate([b[:1], o[1:]]) for _, o, b in pairs)],
+    )
+
+
+def _check_pages(pages: Pages, dtype: mx.Dtype, seed: int) -> Pages:
+    keys = dispatch.noise(seed + 2, dtype, 5, *pages.keys.shape[1:])
+    values = dispatch.noise(seed + 3, dtype, 5, *pages.values.shape[1:])
+    token = mx.array([5], mx.int32)
+    mx.eval(keys, values, token)
+    return Pages(keys, values, token)
+
+
+def _probe(
+    dtype: mx.Dtype, form: Literal["paged", "pairs", "queries"], dims: int, seed: int = 1
+) -> None:
+    """Compare heads of `dims` elements in one of the forms that families have."""
+    shape = HeadShape(3, 0 if form == "queries" else 2, dims, query_stride=dims + 16)
+    turned_dims = dims // 2 if form == "pairs" else dims
+    turns = Turns(mx.zeros((3, turned_dims)), form == "pairs")
+    weight = dispatch.noise(seed + 5, dtype, dims)
+    weighted = ProbeNorm(weight, 1e-5, zero_centred=False)
+    centred = ProbeNorm(weight, 1e-6, zero_centred=True)
+    plain = ProbeNorm(None, 1e-6, zero_centred=False)
+    norms = (None, centred, plain) if form == "pairs" else (weighted, weighted, None)
+    pools = mx.zeros((5, 2, 4, dims), dtype)
+    pages = None if form == "queries" else Pages(pools, pools, mx.zeros((1,), mx.int32))
+    # a row has more columns than heads, as where a gate is projected too
+    projected = mx.zeros((3, shape.ends[2] + 8), dtype)
+    _check(projected, pages, turns, shape, norms, seed)
+
+
+dispatch.register("prepare_heads", _probe, [("paged", 64), ("pairs", 32), ("queries", 128)])

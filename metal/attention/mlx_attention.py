@@ -1,0 +1,215 @@
+"""Attention over pages and over contiguous keys, in MLX operations.
+
+Pools are `[B, Hk, S, D]`: `B` pages of `S` tokens. On a CPU there is no fused attention
+kernel, so scores are computed by one matrix product per key head, in which the `G = Hq/Hk`
+queries of a group are rows: the keys are read once instead of `G` times.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import mlx.core as mx
+
+from ..runtime import dispatch
+from ..runtime.fusion import fused
+
+QUERY_TILE = 256
+"""Queries that attend at once on a CPU: bounds the score matrix, and lets a tile skip the
+keys after its last query."""
+MIN_QUERY_TILE = 128
+"""With a window shorter than a tile most of a tile's scores are masked: it is cut, so far."""
+
+
+def page_rows(tables: mx.array, heads: int) -> mx.array:
+    """Return where the pages of `tables [N, M]` lie among the rows of a pool, `[N, Hk, M]`.
+
+    A row is one key head's part of a page: a pool has `B * Hk` of them.
+    """
+    return tables[:, None, :] * heads + mx.arange(heads)[:, None]
+
+
+def gather_rows(pool: mx.array, rows: mx.array) -> mx.array:
+    """Return the keys or values of pages, contiguous: one copy, no transpose.
+
+    Args:
+        pool: `[B, Hk, S, D]`.
+        rows: What `page_rows` returned.
+
+    Returns:
+        `[N, Hk, M * S, D]`.
+    """
+    *_, page_size, dims = pool.shape
+    num_rows, heads, num_pages = rows.shape
+    pages = mx.take(pool.reshape(-1, page_size * dims), rows, axis=0)
+    return pages.reshape(num_rows, heads, num_pages * page_size, dims)
+
+
+def token_rows(pages: mx.array, offsets: mx.array, heads: int, page_size: int) -> mx.array:
+    """Return where tokens lie among a pool's `B * Hk * S` places, `[T * Hk]`.
+
+    Args:
+        pages: Page of each token, `[T]` int32.
+        offsets: Place in it, `[T]` int32.
+        heads: Key heads.
+        page_size: `S`.
+    """
+    first = pages * (heads * page_size) + offsets
+    return (first[:, None] + mx.arange(0, heads * page_size, page_size)).reshape(-1)
+
+
+def scatter_rows(pool: mx.array, rows: mx.array, x: mx.array) -> None:
+    """Write `x [T, Hk, D]` to the `rows` of `token_rows`, in place.
+
+    The pool's buffer is reused only while nobody else holds the array or a view of it.
+    """
+    flat = pool.reshape(-1, pool.shape[-1])
+    flat[rows] = x.reshape(-1, x.shape[-1]).astype(pool.dtype)
+    pool[:] = flat.reshape(pool.shape)
+
+
+def _cap(scores: mx.array, softcap: float | None) -> mx.array:
+    return scores if softcap is None else softcap * mx.tanh(scores / softcap)
+
+
+def _attend(
+    q: mx.array,
+    k: mx.array,
+    v: mx.array,
+    mask: mx.array,
+    scale: float,
+    softcap: float | None,
+) -> mx.array:
+    """Return `[N, Hk, G, L, Dv]` for `q [N, Hk, G, L, D]`, keys `[N, Hk, K, D]`.
+
+    `mask` is added to the scores `[N, Hk, G, L, K]`; the softmax is in float32.
+    """
+    num_rows, heads, group, length, dims = q.shape
+    rows = (q * scale).reshape(num_rows, heads, group * length, dims)
+    scores = (rows @ k.swapaxes(-1, -2)).reshape(num_rows, heads, group, length, -1)
+    scores = _cap(scores.astype(mx.float32), softcap) + mask
+    weights = mx.softmax(scores, axis=-1).astype(v.dtype)
+    out = weights.reshape(num_rows, heads, group * length, -1) @ v
+    return out.reshape(num_rows, heads, group, length, -1)
+
+
+@functools.cache
+def _shape(scale: float, softcap: float | None) -> Callable[[mx.array, mx.array], mx.array]:
+    """Return what makes float32 scores of products and a mask."""
+
+    def shape(products: mx.array, mask: mx.array) -> mx.array:
+        return _cap(products.astype(mx.float32) * scale, softcap) + mask
+
+    return fused(shape)
+
+
+def _fused(device: mx.Device, softcap: float | None) -> bool:
+    return device.type == mx.DeviceType.gpu and softcap is None
+
+
+def decode_attention(
+    q: mx.array,
+    k: mx.array,
+    v: mx.array,
+    mask: mx.array,
+    *,
+    scale: float,
+    softcap: float | None = None,
+) -> mx.array:
+    """Attend one query a row to the row's keys.
+
+    Args:
+        q: `[N, Hq, D]`.
+        k: `[N, Hk, K, D]`.
+        v: `[N, Hk, K, Dv]`.
+        mask: `[N, 1, 1, 1, K]` float32, 0 where a key is visible and -inf elsewhere.
+        scale: Factor on the scores.
+        softcap: Bound of the scores, None for none.
+
+    Returns:
+        `[N, Hq, Dv]`.
+    """
+    num_rows, num_heads, dims = q.shape
+    heads = k.shape[1]
+    if _fused(mx.default_device(), softcap):
+        dispatch.record("decode_attention", "sdpa")
+        bias = mask[:, 0].astype(q.dtype)
+        out = mx.fast.scaled_dot_product_attention(q[:, :, None], k, v, scale=scale, mask=bias)
+        return out.reshape(num_rows, num_heads, -1)
+    dispatch.record("decode_attention", "ops")
+    grouped = q.reshape(num_rows, heads, num_heads // heads, dims)
+    shaped = _shape(scale, softcap)(grouped @ k.swapaxes(-1, -2), mask.squeeze(1))
+    weights = mx.softmax(shaped, axis=-1).astype(v.dtype)
+    return (weights @ v).reshape(num_rows, num_heads, -1)
+
+
+def prefill_attention(
+    q: mx.array,
+    k: mx.array,
+    v: mx.array,
+    *,
+    scale: float,
+    softcap: float | None = None,
+    window: int | None = None,
+) -> mx.array:
+    """Attend consecutive queries causally; the last query is at the last key.
+
+    Args:
+        q: `[L, Hq, D]`.
+        k: `[Hk, K, D]`, `K >= L`; the keys before the first query are a prefix.
+        v: `[Hk, K, Dv]`.
+        scale: Factor on the scores.
+        softcap: Bound of the scores, None for none.
+        window: Keys that a query sees, its own included; None for all before it.
+
+    Returns:
+        `[L, Hq, Dv]`.
+    """
+    length, num_heads, dims = q.shape
+    heads, num_keys, _ = k.shape
+    if _fused(mx.default_device(), softcap):
+        dispatch.record("prefill_attention", "sdpa")
+        queries = q.swapaxes(0, 1)[None]
+        windowed = window is not None and window < num_keys
+        mask = _visible(num_keys - length, num_keys, 0, window) if windowed else "causal"
+        out = mx.fast.scaled_dot_product_attention(
+            queries, k[None], v[None], scale=scale, mask=mask
+        )
+        return out.squeeze(0).swapaxes(0, 1)
+    dispatch.record("prefill_attention", "ops")
+    grouped = q.swapaxes(0, 1).reshape(1, heads, num_heads // heads, length, dims)
+    size = QUERY_TILE if window is None else min(QUERY_TILE, max(MIN_QUERY_TILE, window))
+    tiles = [
+        _causal_tile(grouped, k, v, start, size, num_keys - length, scale, softcap, window)
+        for start in range(0, length, size)
+    ]
+    out = tiles[0] if len(tiles) == 1 else mx.concatenate(tiles, axis=3)
+    return out.reshape(num_heads, length, -1).swapaxes(0, 1)
+
+
+def _causal_tile(
+    q: mx.array,
+    k: mx.array,
+    v: mx.array,
+    start: int,
+    size: int,
+    prefix: int,
+    scale: float,
+    softcap: float | None,
+    window: int | None,
+) -> mx.array:
+    """Attend queries `[start, start + size)` of `q [1, Hk, G, L, D]`."""
+    tile = q[:, :, :, start : start + size]
+    first, last = prefix + start, prefix + start + tile.shape[3]
+    oldest = 0 if window is None else max(0, first - window + 1)
+    mask = mx.where(_visible(first, last, oldest, window), 0.0, -mx.inf)
+    keys, values = k[None, :, oldest:last], v[None, :, oldest:last]
+    return _attend(tile, keys, values, mask, scale, softcap)
+
+
+def _visible(first: int, last: int, oldest: int, window: int | None) -> mx.array:
+    """Return which keys `[oldest, last)` each query `[first, last)` sees, `[L, K]`."""
+    queries, keys = mx.arange(first, last)[:, None], mx.arange(oldest, last)[None]
+    causal = keys <= queries
+    return causal if window is None else causal & (keys > queries - window)

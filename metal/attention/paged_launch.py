@@ -1,0 +1,240 @@
+"""The launches of attention over pages, and their self-check."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import mlx.core as mx
+
+from ..runtime import dispatch, launch
+from ..runtime.launch import Kernel, Launch, Output, floats, ints
+from . import paged_plan
+from .head_shape import WEIGHTS, Norms, Slots, Turns, epsilons_of, weights_of
+from .paged_plan import Shape
+from .paged_reference import Scoring, paged_decode_reference, paged_prefill_reference
+from .pages import Pages, random_pages
+
+_ATTENTION = Kernel(
+    "paged_attention",
+    (
+        "q",
+        "keys",
+        "values",
+        "tables",
+        "rows",
+        "positions",
+        "sinks",
+        "turns",
+        "q_weight",
+        "k_weight",
+        "v_weight",
+        "fp",
+        "prev",
+    ),
+    ("out", "stats", "next"),
+)
+_COMBINE = Kernel("paged_combine", ("parts", "stats", "sinks", "ip"), ("out",))
+_LOG2E = math.log2(math.e)
+
+
+def shape_of(q: mx.array, pages: Pages, scoring: Scoring, length: int | None = None) -> Shape:
+    """Return what to compile for; `length` is a slice's, None in decoding."""
+    shape = Shape(
+        dtype=q.dtype,
+        page=pages.layout,
+        group=q.shape[1] // pages.keys.shape[1],
+        capped=scoring.get("softcap") is not None,
+        sunk=scoring.get("sinks") is not None,
+    )
+    return widened(shape if length is None else shape.tiled(length), q.shape[0])
+
+
+def widened(shape: Shape, num_queries: int) -> Shape:
+    """Return the shape for so many queries; wide threadgroups are not tried on Metal.
+
+    There a pipeline with many registers may take fewer threads than these have.
+    """
+    backend = launch.backend()
+    if backend is None or backend.name == "metal":
+        return shape
+    return shape.widened(-(-num_queries // (shape.queries or 1)))
+
+
+def attend(
+    shape: Shape,
+    q: mx.array,
+    pages: Pages,
+    tables: mx.array,
+    rows: mx.array,
+    positions: mx.array,
+    longest: int,
+    scoring: Scoring,
+) -> mx.array:
+    """Attend in one launch, or in two if contexts are split.
+
+    Args:
+        shape: What `shape_of` returned.
+        q: `[N, Hq, D]`; in a slice all of one sequence, at consecutive positions.
+        pages: The layer's pools.
+        tables: `[R, W]` int32.
+        rows: `[N]` int32; `[1]` of a slice.
+        positions: `[N]` int32; `[1]` of a slice, of its first query.
+        longest: No fewer tokens than the longest context has.
+        scoring: How keys are weighed.
+
+    Returns:
+        `[N, Hq, Dv]`.
+    """
+    return _launched(shape, q, pages, Slots(tables, rows, positions), longest, scoring)[0]
+
+
+def attend_made(
+    shape: Shape,
+    projected: mx.array,
+    pages: Pages,
+    slots: Slots,
+    turns: Turns | None,
+    norms: Norms,
+    longest: int,
+    scoring: Scoring,
+) -> tuple[mx.array, mx.array]:
+    """Make heads of projections on the way, and write keys and values to their pages.
+
+    Args:
+        shape: With what `Making.of` returned.
+        projected: `[N, W]`, a row of each sequence.
+        pages: The layer's pools.
+        slots: Where the rows lie in them.
+        turns: Rotation of queries and keys; None for none.
+        norms: Of queries, keys and values.
+        longest: No fewer tokens than the longest context has.
+        scoring: How keys are weighed.
+
+    Returns:
+        `[N, Hq, Dv]`, and the pages' new token.
+    """
+    further = [] if turns is None else [turns.factors]
+    further += weights_of(norms)
+    numbers = (projected.shape[1], *epsilons_of(norms))
+    return _launched(shape, projected, pages, slots, longest, scoring, further, numbers)
+
+
+def _launched(
+    shape: Shape,
+    q: mx.array,
+    pages: Pages,
+    slots: Slots,
+    longest: int,
+    scoring: Scoring,
+    further: Sequence[mx.array] = (),
+    numbers: Sequence[float] = (),
+) -> tuple[mx.array, mx.array]:
+    queries, window = shape.queries or 1, scoring.get("window")
+    tiles = -(-q.shape[0] // queries)
+    visible = longest if window is None else min(longest, window + queries)
+    splits = paged_plan.num_splits(shape, tiles, visible)
+    sinks = scoring.get("sinks")
+    sink = [] if sinks is None else [sinks.astype(mx.float32)]
+    factors = _factors(scoring["scale"], scoring.get("softcap"))
+    width, least = slots.tables.shape[1], paged_plan.least_rounds(shape)
+    fp = floats(*factors, width, window or 0, q.shape[0], least, *numbers)
+    threads = 32 * shape.simdgroups
+    started = Launch(
+        template=paged_plan.template_for(shape, splits == 1),
+        grid=(threads * splits, shape.threadgroups, tiles),
+        threadgroup=(threads, 1, 1),
+        outputs=_outputs(shape, q.shape[0], splits),
+    )
+    where = (slots.tables, slots.rows, slots.positions)
+    inputs = (q, pages.keys, pages.values, *where, *sink, *further, fp, pages.token)
+    out, *stats, token = _attention(shape, splits)(*inputs, launch=started)
+    return _combine(shape, out, stats[0], sink, splits) if stats else out, token
+
+
+def _attention(shape: Shape, splits: int) -> Kernel:
+    """Return the kernel with the inputs and outputs that a shape has."""
+    making = shape.making
+    absent = ["stats"] if splits == 1 else []
+    absent += [] if shape.sunk else ["sinks"]
+    absent += [] if making is not None and making.turned_dims else ["turns"]
+    absent += WEIGHTS if making is None else making.unweighted
+    return _ATTENTION.without(*absent)
+
+
+def _outputs(shape: Shape, num_queries: int, splits: int) -> list[Output]:
+    lead, v_dims = (num_queries, shape.page.heads * shape.group), shape.page.v_dims
+    token = ((1,), mx.int32)
+    if splits == 1:
+        return [((*lead, v_dims), shape.dtype), token]
+    return [((*lead, splits, v_dims), mx.float32), ((*lead, splits, 2), mx.float32), token]
+
+
+def _combine(
+    shape: Shape, parts: mx.array, stats: mx.array, sink: Sequence[mx.array], splits: int
+) -> mx.array:
+    num_queries, num_heads, *_, v_dims = parts.shape
+    threads = 32 * -(-v_dims // 128)
+    started = Launch(
+        template={"T": shape.dtype, "DV": v_dims, "SINKS": shape.sunk},
+        grid=(threads, num_heads, num_queries),
+        threadgroup=(threads, 1, 1),
+        outputs=(((num_queries, num_heads, v_dims), shape.dtype),),
+    )
+    kernel = _COMBINE if shape.sunk else _COMBINE.without("sinks")
+    return kernel(parts, stats, *sink, ints(splits), launch=started)[0]
+
+
+def _factors(scale: float, softcap: float | None) -> tuple[float, float]:
+    """Return factors on queries and on bounded scores that make exp2 of a score its weight."""
+    return (scale * _LOG2E, 0.0) if softcap is None else (scale / softcap, softcap * _LOG2E)
+
+
+def check(shape: Shape, seed: int = 1) -> None:
+    """Compare with the reference: whole, in two splits that have keys, windowed, and rising."""
+    page, num_heads = shape.page, shape.page.heads * shape.group
+    entries = list(range(1, 2 - -paged_plan.SHORTEST_SPLIT // page.size))
+    pages = random_pages(shape.dtype, 1 + len(entries), page, seed)
+    end = len(entries) * page.size
+    tables = mx.array([[0, *entries[1:]], entries[::-1]], mx.int32)
+    # null pages in sight of a window, too: the last but one of each row that is looked at
+    tables[0, max(end // 2 // page.size - 1, 0)] = 0
+    tables[1, -2] = 0
+    scoring: Scoring = {"scale": page.dims**-0.5, "softcap": 2.0 if shape.capped else None}
+    if shape.sunk:
+        scoring["sinks"] = mx.random.normal((num_heads,), key=mx.random.key(seed + 3))
+    # a slice fills its tile but for one query, unless a tile has only one
+    length = 3 if shape.queries is None else max(1, shape.queries - 1)
+    q = mx.random.normal((length, num_heads, page.dims), key=mx.random.key(seed + 2))
+    q = q.astype(shape.dtype)
+    window = 2 * page.size + 3
+    for longest, seen, rises in (
+        (1, None, False),
+        (3 * paged_plan.UNSPLIT // 2, None, False),
+        (end, window, False),
+        (1, None, True),
+    ):
+        scoring["window"] = seen
+        if rises:
+            _let_scores_rise(q, pages)
+        if shape.queries is None:
+            rows = mx.array([1, 0, 1], mx.int32)
+            at = mx.array([end - 1, end // 2, 3], mx.int32)
+            want = paged_decode_reference(q, pages, tables, rows, at, longest=end, **scoring)
+        else:
+            start = end - length
+            rows, at = mx.array([1], mx.int32), mx.array([start], mx.int32)
+            want = paged_prefill_reference(q, pages, tables, rows, at, start=start, **scoring)
+        got = attend(shape, q, pages, tables, rows, at, longest, scoring)
+        dispatch.compare([got], [want])
+
+
+def _let_scores_rise(q: mx.array, pages: Pages) -> None:
+    """Have each key score about one more than that before it, where pages are in falling order.
+
+    In whole numbers: products of float32 may be TF32's.
+    """
+    num_pages, _, size, dims = pages.keys.shape
+    nth = mx.arange(num_pages - 1, -1, -1)[:, None] * size + mx.arange(size)
+    pages.keys[..., 0] = nth[:, None].astype(pages.keys.dtype)
+    q[..., 0] = round(dims**0.5)

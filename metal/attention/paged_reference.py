@@ -1,0 +1,120 @@
+"""Attention over pages in MLX operations: what the kernels are compared with."""
+
+from __future__ import annotations
+
+from typing import NotRequired, Required, TypedDict, Unpack
+
+import mlx.core as mx
+
+from .mlx_attention import gather_rows, page_rows
+from .pages import Pages
+
+
+class Scoring(TypedDict):
+    """How attention weighs keys.
+
+    Attributes:
+        scale: Factor on the scores.
+        softcap: Bound of the scores, None for none.
+        window: Keys that a query sees, its own included; None for all before it.
+        sinks: Scores without a value that join each head's softmax, `[Hq]`.
+    """
+
+    scale: Required[float]
+    softcap: NotRequired[float | None]
+    window: NotRequired[int | None]
+    sinks: NotRequired[mx.array | None]
+
+
+def paged_decode_reference(
+    q: mx.array,
+    pages: Pages,
+    tables: mx.array,
+    rows: mx.array,
+    positions: mx.array,
+    *,
+    longest: int,
+    **scoring: Unpack[Scoring],
+) -> mx.array:
+    """Attend in MLX operations; see `paged_decode`."""
+    found = _keys_and_values(pages, tables, rows, positions, longest)
+    return _attend(q[:, None], *found, positions[:, None], **scoring)[:, 0]
+
+
+def paged_prefill_reference(
+    q: mx.array,
+    pages: Pages,
+    tables: mx.array,
+    row: mx.array,
+    position: mx.array,
+    *,
+    start: int,
+    **scoring: Unpack[Scoring],
+) -> mx.array:
+    """Attend in MLX operations; see `paged_prefill`."""
+    length = q.shape[0]
+    last = position + (length - 1)
+    found = _keys_and_values(pages, tables, row, last, start + length)
+    positions = position + mx.arange(length)
+    return _attend(q[None], *found, positions[None], **scoring)[0]
+
+
+def _keys_and_values(
+    pages: Pages, tables: mx.array, rows: mx.array, last: mx.array, num_keys: int
+) -> tuple[mx.array, mx.array, mx.array]:
+    """Return keys, values `[N, Hk, K, D]` and which of them exist, `[N, K]`.
+
+    What does not exist, behind the `last` position or in the null page, is zeros.
+    """
+    entries = tables[rows, : -(-num_keys // pages.size)]
+    begun = mx.arange(entries.shape[1]) * pages.size <= last[:, None]
+    entries = mx.where(begun, mx.maximum(entries, 0), 0)  # behind the end lies garbage
+    at = page_rows(entries, pages.keys.shape[1])
+    exist = mx.repeat(entries > 0, pages.size, axis=1)
+    exist = exist & (mx.arange(exist.shape[1]) <= last[:, None])
+    keys, values = (
+        mx.where(exist[:, None, :, None], gather_rows(pool, at), 0).astype(mx.float32)
+        for pool in (pages.keys, pages.values)
+    )
+    return keys, values, exist
+
+
+def _attend(
+    q: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    exist: mx.array,
+    positions: mx.array,
+    **scoring: Unpack[Scoring],
+) -> mx.array:
+    """Return `[N, L, Hq, Dv]` for `q [N, L, Hq, D]` at `positions [N, L]`, in float32."""
+    num_rows, length, num_heads, dims = q.shape
+    heads = keys.shape[1]
+    grouped = q.astype(mx.float32).reshape(num_rows, length, heads, -1, dims)
+    products = grouped.transpose(0, 2, 3, 1, 4) @ keys[:, :, None].swapaxes(-1, -2)
+    scores, window = _cap(products * scoring["scale"], scoring), scoring.get("window")
+    at = mx.arange(exist.shape[1])
+    visible = exist[:, None] & (at <= positions[..., None])
+    if window is not None:
+        visible = visible & (at > positions[..., None] - window)
+    scores = mx.where(visible[:, None, None], scores, -mx.inf)
+    out = _softmax(scores, scoring.get("sinks")) @ values[:, :, None]
+    out = out.transpose(0, 3, 1, 2, 4).reshape(num_rows, length, num_heads, -1)
+    return out.astype(q.dtype)
+
+
+def _cap(scores: mx.array, scoring: Scoring) -> mx.array:
+    softcap = scoring.get("softcap")
+    return scores if softcap is None else softcap * mx.tanh(scores / softcap)
+
+
+def _softmax(scores: mx.array, sinks: mx.array | None) -> mx.array:
+    """Return weights `[N, Hk, G, L, K]`; zeros where nothing is visible."""
+    shape = scores.shape
+    sink = mx.array(-mx.inf) if sinks is None else sinks.astype(mx.float32)
+    sink = mx.broadcast_to(sink.reshape(-1, 1, 1), (shape[1] * shape[2], 1, 1))
+    sink = sink.reshape(shape[1], shape[2], 1, 1)
+    most = mx.maximum(mx.maximum(scores.max(axis=-1, keepdims=True), sink), -1e30)
+    weights = mx.exp(scores - most)
+    total = weights.sum(axis=-1, keepdims=True) + mx.exp(sink - most)
+    return mx.where(total > 0, weights / total, 0.0)

@@ -1,0 +1,1 @@
+"""Products with weights: kernels for few rows, and the layout of weights in memory."""

@@ -1,0 +1,1 @@
+"""Layers that keep a state: gated delta, Mamba-2, short convolutions."""

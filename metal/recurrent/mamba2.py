@@ -1,0 +1,288 @@
+"""Mamba-2 over the tokens of a batch of rows; see `state_space` for what it is."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+import attrs
+import mlx.core as mx
+
+from ..runtime import dispatch
+from ..runtime.fusion import fused
+from ..runtime.launch import Kernel, Launch, floats, ints
+from .state_space import mamba2_reference
+
+_INPUTS = ("x", "dt", "b", "c", "a", "dt_bias", "skip", "state", "ip", "fp")
+_KERNEL = Kernel("mamba2", _INPUTS, ("out", "after"))
+_THREADS, _ROWS = 128, 16
+_WIDTHS = (32, 64, 96, 128, 256)
+
+_Check: TypeAlias = Callable[[tuple[mx.Dtype, ...], tuple[int, ...]], None]
+
+
+@attrs.frozen(eq=False)
+class Rates:
+    """What a layer knows of its heads.
+
+    Attributes:
+        log_a: Logarithms `[H]` of the rates at which states fade.
+        dt_bias: `[H]`, added to what the projection says of time steps.
+        skip: Weights `[H]` of a head's inputs in its outputs.
+        limit: Least and greatest time step.
+    """
+
+    log_a: mx.array
+    dt_bias: mx.array
+    skip: mx.array
+    limit: tuple[float, float]
+
+
+def mamba2(
+    x: mx.array,
+    dt: mx.array,
+    a: mx.array,
+    b: mx.array,
+    c: mx.array,
+    state: mx.array,
+    *,
+    chunk: int,
+) -> tuple[mx.array, mx.array]:
+    """Run the recurrence over the tokens of each row, without the term `D x`.
+
+    All is float32.
+
+    Args:
+        x: Inputs `[N, L, H, P]`.
+        dt: Time steps `[N, L, H]`, none below zero.
+        a: Rates `[H]` at which states fade, none above zero.
+        b: `[N, L, G, n]`; a group serves `H / G` consecutive heads.
+        c: `[N, L, G, n]`.
+        state: State before the first token, `[N, H, P, n]`, float32.
+        chunk: Most tokens that are computed at once, by MLX operations.
+
+    Returns:
+        Outputs `[N, L, H, P]`, float32, and the state after the last token.
+    """
+    if _takes_kernel((x.dtype, dt.dtype, b.dtype), state, _check_plain):
+        return mamba2_kernel(x, dt, a, b, c, state)
+    return mamba2_reference(x, dt, a, b, c, state, chunk=chunk)
+
+
+def mamba2_mixed(
+    mixed: mx.array,
+    rows: mx.array,
+    column: int,
+    rates: Rates,
+    state: mx.array,
+    *,
+    chunk: int,
+) -> tuple[mx.array, mx.array]:
+    """Run the recurrence over what a layer's projection and convolution say, with `D x`.
+
+    Args:
+        mixed: Inputs, `B` and `C` of each token, `[N, L, H * P + 2 * G * n]`.
+        rows: The projection of each token, `[N, L, W]`.
+        column: First of the `H` columns that time steps are made of.
+        rates: Parameters of the layer.
+        state: State before the first token, `[N, H, P, n]`, float32.
+        chunk: Most tokens that are computed at once, by MLX operations.
+
+    Returns:
+        Outputs `[N, L, H, P]`, float32, and the state after the last token.
+    """
+    if _takes_kernel((mixed.dtype, rows.dtype, mixed.dtype), state, _check_mixed):
+        return mamba2_mixed_kernel(mixed, rows, column, rates, state)
+    return mamba2_mixed_reference(mixed, rows, column, rates, state, chunk=chunk)
+
+
+def _takes_kernel(dtypes: tuple[mx.Dtype, ...], state: mx.array, check: _Check) -> bool:
+    """Decide for dtypes of inputs, time steps and `B` and `C`, and a state."""
+    dims = state.shape[2:]
+    unsupported = None
+    if dims[1] not in _WIDTHS:
+        unsupported = f"a state of {dims[1]} elements a row is not of {_WIDTHS}"
+    elif state.dtype != mx.float32:
+        unsupported = f"a state in {state.dtype} is not float32"
+    return dispatch.takes_kernel(
+        "mamba2",
+        (check.__name__, dtypes, dims),
+        functools.partial(check, dtypes, dims),
+        unsupported=unsupported,
+    )
+
+
+# -- reference -----------------------------------------------------------------------------
+
+
+def mamba2_mixed_reference(
+    mixed: mx.array,
+    rows: mx.array,
+    column: int,
+    rates: Rates,
+    state: mx.array,
+    *,
+    chunk: int,
+) -> tuple[mx.array, mx.array]:
+    """Run it in MLX operations; see `mamba2_mixed`."""
+    shape, (_, num_heads, depth, width) = mixed.shape[:2], state.shape
+    dt = time_step(rows[..., column : column + num_heads], rates.dt_bias, rates.limit)
+    x, bc = mx.split(mixed, [num_heads * depth], axis=-1)
+    b, c = bc.reshape(*shape, -1, width).split(2, axis=2)
+    x = x.reshape(*shape, num_heads, depth)
+    a, skip = _fading(rates.log_a, rates.skip)
+    out, after = mamba2_reference(x, dt, a, b, c, state, chunk=chunk)
+    return _add_skip(out, skip[:, None], x), after
+
+
+def time_step(dt: mx.array, bias: mx.array, limit: tuple[float, float]) -> mx.array:
+    """Return `softplus(dt + bias)` within `limit`, float32.
+
+    Args:
+        dt: What the input projection says, `[…, H]`.
+        bias: `[H]`.
+        limit: Least and greatest step.
+    """
+    return _time_step(limit)(dt, bias)
+
+
+@functools.cache
+def _time_step(limit: tuple[float, float]) -> Callable[[mx.array, mx.array], mx.array]:
+    def time_step(dt: mx.array, bias: mx.array) -> mx.array:
+        dt = mx.logaddexp(dt.astype(mx.float32) + bias.astype(mx.float32), 0.0)
+        return mx.clip(dt, *limit)
+
+    return fused(time_step)
+
+
+@fused
+def _fading(log_a: mx.array, skip: mx.array) -> tuple[mx.array, mx.array]:
+    """Return the rates of the decays and the weights of the inputs, `[H]`, float32."""
+    return -mx.exp(log_a.astype(mx.float32)), skip.astype(mx.float32)
+
+
+@fused
+def _add_skip(out: mx.array, skip: mx.array, x: mx.array) -> mx.array:
+    return out + skip * x
+
+
+# -- kernel --------------------------------------------------------------------------------
+
+
+def mamba2_kernel(
+    x: mx.array, dt: mx.array, a: mx.array, b: mx.array, c: mx.array, state: mx.array
+) -> tuple[mx.array, mx.array]:
+    """Run it in one launch; see `mamba2`."""
+    num_groups, width = b.shape[2:]
+    num_heads, depth = x.shape[2:]
+    lengths = (num_heads * depth, num_heads, num_groups * width, num_groups * width)
+    tokens = (x, dt, b, c.astype(b.dtype))
+    return _launched(tokens, (a, a, a), state, num_groups, (lengths, (0,) * 4), limit=None)
+
+
+def mamba2_mixed_kernel(
+    mixed: mx.array, rows: mx.array, column: int, rates: Rates, state: mx.array
+) -> tuple[mx.array, mx.array]:
+    """Run it in one launch; see `mamba2_mixed`."""
+    _, num_heads, depth, width = state.shape
+    inner = num_heads * depth
+    num_groups = (mixed.shape[2] - inner) // (2 * width)
+    lengths = (mixed.shape[2], rows.shape[2], mixed.shape[2], mixed.shape[2])
+    starts = (0, column, inner, inner + num_groups * width)
+    tokens = (mixed, rows, mixed, mixed)
+    heads = (rates.log_a, rates.dt_bias, rates.skip)
+    return _launched(tokens, heads, state, num_groups, (lengths, starts), limit=rates.limit)
+
+
+def _launched(
+    tokens: Sequence[mx.array],
+    heads: tuple[mx.array, mx.array, mx.array],
+    state: mx.array,
+    num_groups: int,
+    places: tuple[Sequence[int], Sequence[int]],
+    *,
+    limit: tuple[float, float] | None,
+) -> tuple[mx.array, mx.array]:
+    """Launch the kernel.
+
+    Args:
+        tokens: Where inputs, time steps, `B` and `C` lie.
+        heads: What is known of each head: `a`, `dt_bias` and `skip`.
+        state: As that of `mamba2`.
+        num_groups: Groups of heads.
+        places: How many elements a token has in each of `tokens`, and which one is the first
+            that counts.
+        limit: Of time steps; None if they and the rates are ready to use.
+    """
+    x, dt, b, _ = tokens
+    num_rows, num_heads, depth, width = state.shape
+    length = x.shape[1]
+    launch = Launch(
+        template={
+            "TX": x.dtype,
+            "TD": dt.dtype,
+            "TB": b.dtype,
+            "P": depth,
+            "S": width,
+            "RAW": limit is not None,
+        },
+        grid=(_THREADS * -(-depth // _ROWS), num_heads, num_rows),
+        threadgroup=(_THREADS, 1, 1),
+        outputs=[
+            ((num_rows, length, num_heads, depth), mx.float32),
+            (state.shape, mx.float32),
+        ],
+    )
+    ip = ints(length, num_heads // num_groups, *places[0], *places[1])
+    out, after = _KERNEL(*tokens, *heads, state, ip, floats(*(limit or (0, 0))), launch=launch)
+    return out, after
+
+
+def _check_plain(dtypes: tuple[mx.Dtype, ...], dims: tuple[int, ...], seed: int = 1) -> None:
+    """Compare the kernel with its reference, on as many tokens as show all of it."""
+    tx, td, tb = dtypes
+    got: list[mx.array] = []
+    want: list[mx.array] = []
+    for length in (1, 11):
+        x, bc, dt, state = _drawn(length, dims, seed)
+        b, c = (t.astype(tb) for t in bc.split(2, axis=2))
+        args = (x.astype(tx), mx.exp(dt - 2).astype(td), -mx.ones(4), b, c, state)
+        got += mamba2_kernel(*args)
+        want += mamba2_reference(*args, chunk=64)
+    dispatch.compare(got, want)
+
+
+def _check_mixed(dtypes: tuple[mx.Dtype, ...], dims: tuple[int, ...], seed: int = 1) -> None:
+    """Compare the kernel with its reference, on as many tokens as show all of it."""
+    rates = Rates(mx.zeros(4), mx.ones(4), 2 * mx.ones(4), (0.5, 2.0))
+    got: list[mx.array] = []
+    want: list[mx.array] = []
+    for length in (1, 11):
+        x, bc, dt, state = _drawn(length, dims, seed)
+        mixed = mx.concatenate([x.flatten(2), bc.flatten(2)], axis=-1).astype(dtypes[0])
+        rows = mx.concatenate([mx.zeros_like(dt), dt], axis=-1).astype(dtypes[1])
+        args = (mixed, rows, 4, rates, state)
+        got += mamba2_mixed_kernel(*args)
+        want += mamba2_mixed_reference(*args, chunk=64)
+    dispatch.compare(got, want)
+
+
+def _check(dtype: mx.Dtype, kind: str, seed: int = 1) -> None:
+    if kind == "mixed":
+        _check_mixed((mx.float32, dtype, mx.float32), (24, 32), seed)
+    else:
+        _check_plain((dtype, mx.float32, dtype), (16, 128), seed)
+
+
+def _drawn(length: int, dims: tuple[int, ...], seed: int) -> list[mx.array]:
+    """Return random inputs, `B` and `C`, steps and a state of 2 rows, 4 heads, 2 groups."""
+    heads = (2, length, 4)
+    shapes = [(*heads, dims[0]), (*heads, dims[1]), heads, (2, 4, *dims)]
+    return [
+        mx.random.normal(shape, key=key)
+        for shape, key in zip(shapes, mx.random.split(mx.random.key(seed), 4), strict=True)
+    ]
+
+
+dispatch.register("mamba2", _check, [("mixed",), ("plain",)])

@@ -1,0 +1,1 @@
+"""Devices, launches, kernel or reference, fusion, the BLAS of Linux CPUs."""
