@@ -13,11 +13,13 @@ import mlx.core as mx
 from neve.layers.gated_delta import gated_delta
 from neve.metal.attention.paged_attention import paged_decode, paged_prefill
 from neve.metal.attention.pages import Pages
+from neve.metal.attention.scoring import Scoring
 
 from .figures import Figure, bounded, interleaved, ratio, seconds
 
 NUM_HEADS, HEADS, DIMS, BLOCK = 32, 8, 128, 16
 SCALE = DIMS**-0.5
+SCORING = Scoring(SCALE)
 CHAIN = 16
 REPETITIONS = 15
 
@@ -81,7 +83,13 @@ def _decode(rows: int, length: int, bandwidth: float) -> list[Figure]:
         y = q
         for i in range(CHAIN):
             y = paged_decode(
-                y, pages[i % layers], tables, index, positions, longest=length, scale=SCALE
+                y,
+                pages[i % layers],
+                tables,
+                index,
+                positions,
+                longest=length,
+                scoring=SCORING,
             )
         return [y]
 
@@ -121,7 +129,7 @@ def _prefill() -> Figure:
     def paged() -> list[mx.array]:
         y = q
         for _ in range(CHAIN):
-            y = paged_prefill(y, pages, tables, row, position, start=prefix, scale=SCALE)
+            y = paged_prefill(y, pages, tables, row, position, start=prefix, scoring=SCORING)
         return [y]
 
     def sdpa() -> list[mx.array]:

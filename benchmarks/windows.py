@@ -16,6 +16,7 @@ import mlx.core as mx
 
 import neve
 from neve.contract.cache_spec import CacheLayout, SlidingWindow, uniform_layout
+from neve.contract.forward import Scoring
 from neve.engine.lanes import PagedLane
 from neve.forward.step_batch import RowInput, build_step_batch
 from neve.ids import SequenceId
@@ -121,7 +122,7 @@ class _Row:
         heads = SLIDING.kv_heads
         x = mx.ones((1, 2 * heads, SLIDING.head_dim))
         for layer in range(NUM_LAYERS):
-            x = context.attend(layer, x, x[:, :heads], x[:, :heads], scale=0.1)
+            x = context.attend(layer, x, x[:, :heads], x[:, :heads], scoring=Scoring(0.1))
         mx.eval(x, *self.lane.arrays([self.sequence]))
 
 

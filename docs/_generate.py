@@ -43,6 +43,7 @@ _ANSWERS = (
     forward.StepBatch,
     forward.Segment,
     forward.RopeSpec,
+    forward.Scoring,
     heads.HeadShape,
     heads.Projected,
 )

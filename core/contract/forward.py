@@ -13,6 +13,7 @@ from typing import Protocol, TypeAlias
 import attrs
 import mlx.core as mx
 
+from ..metal.attention.scoring import Scoring as Scoring
 from .heads import Projected
 from .heads import RopeSpec as RopeSpec
 from .wave import Wave as Wave
@@ -81,9 +82,7 @@ class ForwardContext(Protocol):
         q: mx.array,
         k: mx.array | None,
         v: mx.array | None,
-        *,
-        scale: float,
-        softcap: float | None = None,
+        scoring: Scoring,
     ) -> mx.array:
         """Store the step's keys and values, then attend each token to its own sequence.
 
@@ -94,8 +93,7 @@ class ForwardContext(Protocol):
             q: Queries `[T, Hq, D]`; `Hq` is a multiple of the layer's key heads.
             k: Keys `[T, Hk, D]`, or None for a layer that reads its anchor's.
             v: Values `[T, Hk, Dv]`, or None with `k`.
-            scale: Factor on `q·k`, usually `D ** -0.5`.
-            softcap: Scores become `softcap * tanh(score / softcap)`.
+            scoring: How keys are weighed; a layer builds the value once.
 
         Returns:
             `[T, Hq, Dv]`, in the dtype of `q`.
@@ -111,9 +109,7 @@ class ForwardContext(Protocol):
         self,
         layer: int,
         projected: Projected,
-        *,
-        scale: float,
-        softcap: float | None = None,
+        scoring: Scoring,
     ) -> mx.array:
         """Make heads of a layer's projections, then `attend`.
 
@@ -124,8 +120,7 @@ class ForwardContext(Protocol):
             layer: Index of the layer.
             projected: Queries, keys and values; queries alone for a layer that reads its
                 anchor's keys.
-            scale: Factor on `q·k`, usually `D ** -0.5`.
-            softcap: Scores become `softcap * tanh(score / softcap)`.
+            scoring: How keys are weighed; a layer builds the value once.
 
         Returns:
             `[T, Hq, Dv]`, in the dtype of the projections.

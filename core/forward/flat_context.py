@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 from ..contract.cache_spec import CacheLayout, Owned
-from ..contract.forward import RopeSpec, ScanStep, Segment, StepBatch
+from ..contract.forward import RopeSpec, ScanStep, Scoring, Segment, StepBatch
 from ..contract.heads import Projected
 from ..contract.layer_spec import SlidingWindow
 from ..layers.heads import prepare
@@ -51,9 +51,7 @@ class FlatContext:
         q: mx.array,
         k: mx.array | None,
         v: mx.array | None,
-        *,
-        scale: float,
-        softcap: float | None = None,
+        scoring: Scoring,
     ) -> mx.array:
         """Store keys and values, attend; see `ForwardContext.attend`."""
         owner = self._routes.attend(layer, HeadsGiven.of(q, k, v))
@@ -64,20 +62,18 @@ class FlatContext:
             part = slice(segment.start, segment.start + segment.length)
             new = None if k is None or v is None else (k[part], v[part])
             pages = self._exchange(cache, owner, segment, new)
-            parts.append(_attend(segment, q[part], *pages, scale, softcap, window))
+            parts.append(_attend(segment, q[part], *pages, scoring, window))
         return parts[0] if len(parts) == 1 else mx.concatenate(parts)
 
     def attend_projected(
         self,
         layer: int,
         projected: Projected,
-        *,
-        scale: float,
-        softcap: float | None = None,
+        scoring: Scoring,
     ) -> mx.array:
         """Make heads, then attend; see `ForwardContext.attend_projected`."""
         q, k, v = prepare(projected, self.rope)
-        return self.attend(layer, q, k, v, scale=scale, softcap=softcap)
+        return self.attend(layer, q, k, v, scoring)
 
     def _exchange(
         self,
@@ -119,11 +115,10 @@ def _attend(
     q: mx.array,
     keys: mx.array,
     values: mx.array,
-    scale: float,
-    softcap: float | None,
+    scoring: Scoring,
     window: int | None,
 ) -> mx.array:
     if segment.length > 1:
-        return prefill_attention(q, keys, values, scale=scale, softcap=softcap, window=window)
+        return prefill_attention(q, keys, values, scoring, window=window)
     mask = mx.zeros((1, 1, 1, 1, keys.shape[1]))
-    return decode_attention(q, keys[None], values[None], mask, scale=scale, softcap=softcap)
+    return decode_attention(q, keys[None], values[None], mask, scoring)

@@ -8,7 +8,7 @@ import attrs
 import mlx.core as mx
 
 from ..contract.cache_spec import CacheLayout, Owned
-from ..contract.forward import Segment, StepBatch
+from ..contract.forward import Scoring, Segment, StepBatch
 from ..contract.heads import Projected
 from ..contract.layer_spec import AttentionSpec, SlidingWindow
 from ..kvcache.block_table import blocks_for
@@ -131,8 +131,7 @@ class GatheredAttention:
         q: mx.array,
         k: mx.array | None,
         v: mx.array | None,
-        scale: float,
-        softcap: float | None,
+        scoring: Scoring,
     ) -> mx.array:
         """Store keys and values with their owner, attend; see `ForwardContext.attend`."""
         pool, step = self._pools[owner.group], self._steps[owner.group]
@@ -140,7 +139,7 @@ class GatheredAttention:
             pool.write(owner.ordinal, k, v, step.slots)
         parts: list[mx.array] = []
         if self._num_decode:
-            parts.append(self._decode(q, pool, owner.ordinal, step, scale, softcap))
+            parts.append(self._decode(q, pool, owner.ordinal, step, scoring))
         slices = zip(self._prefill, step.prefill_pages, step.prefill_skips, strict=True)
         for segment, pages, skipped in slices:
             part = slice(segment.start, segment.start + segment.length)
@@ -151,11 +150,7 @@ class GatheredAttention:
                 held = pool.gather(owner.ordinal, pages)
                 end = segment.position + segment.length - skipped
                 keys, values = (x[0, :, :end] for x in held)
-            parts.append(
-                prefill_attention(
-                    q[part], keys, values, scale=scale, softcap=softcap, window=step.window
-                )
-            )
+            parts.append(prefill_attention(q[part], keys, values, scoring, window=step.window))
         return parts[0] if len(parts) == 1 else mx.concatenate(parts)
 
     def attend_projected(
@@ -163,12 +158,11 @@ class GatheredAttention:
         owner: Owned,
         projected: Projected,
         rotation: Rotation,
-        scale: float,
-        softcap: float | None,
+        scoring: Scoring,
     ) -> mx.array:
         """Make heads, store, attend; see `ForwardContext.attend_projected`."""
         q, k, v = prepare(projected, rotation)
-        return self.attend(owner, q, k, v, scale, softcap)
+        return self.attend(owner, q, k, v, scoring)
 
     def _decode(
         self,
@@ -176,8 +170,7 @@ class GatheredAttention:
         pool: LayerPool,
         ordinal: int,
         step: _GroupStep,
-        scale: float,
-        softcap: float | None,
+        scoring: Scoring,
     ) -> mx.array:
         """Attend the decode rows, bucket by bucket; `[N, Hq, Dv]` in the step's order."""
         parts: list[mx.array] = []
@@ -186,9 +179,7 @@ class GatheredAttention:
             alone = step.wave.restore is None
             rows = q[: self._num_decode] if alone else q[bucket.rows]
             keys, values = pool.gather(ordinal, pages)
-            parts.append(
-                decode_attention(rows, keys, values, bucket.mask, scale=scale, softcap=softcap)
-            )
+            parts.append(decode_attention(rows, keys, values, bucket.mask, scoring))
         if step.wave.restore is None:
             return parts[0]
         return mx.concatenate(parts)[step.wave.restore]

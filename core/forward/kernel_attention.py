@@ -8,14 +8,14 @@ import attrs
 import mlx.core as mx
 
 from ..contract.cache_spec import CacheLayout, Owned
-from ..contract.forward import StepBatch
+from ..contract.forward import Scoring, StepBatch
 from ..contract.heads import Projected
 from ..contract.layer_spec import SlidingWindow
 from ..layers.rope import Rotation
 from ..metal.attention.decode_projected import decode_projected
 from ..metal.attention.head_shape import HeadShape, Norms, Slots, Turns
 from ..metal.attention.heads import prepare_heads
-from ..metal.attention.paged_attention import Scoring, paged_decode, paged_prefill
+from ..metal.attention.paged_attention import paged_decode, paged_prefill
 from ..metal.attention.pages import GroupPages
 
 SHORTEST = 512
@@ -78,11 +78,13 @@ class KernelAttention:
             rows: Their rows in the tables.
         """
         self.in_place = True
-        self._layout = layout
         self._groups = groups
         self._tables = tables
         self._batch = batch
         self._rows = rows
+        self._windows = [
+            spec.window if isinstance(spec, SlidingWindow) else None for spec in layout.groups
+        ]
 
     def attend(
         self,
@@ -90,30 +92,26 @@ class KernelAttention:
         q: mx.array,
         k: mx.array | None,
         v: mx.array | None,
-        scale: float,
-        softcap: float | None,
+        scoring: Scoring,
     ) -> mx.array:
         """Store keys and values with their owner, attend; see `ForwardContext.attend`."""
         if k is None or v is None:
-            return self._attend(owner, q, scale, softcap)
+            return self._attend(owner, q, scoring)
         shape = HeadShape(q.shape[1], k.shape[1], q.shape[2], v.shape[2])
         projected = mx.concatenate([x.flatten(1) for x in (q, k, v)], axis=-1)
-        return self._make(owner, projected, shape, None, (None, None, None), scale, softcap)
+        return self._make(owner, projected, shape, None, (None, None, None), scoring)
 
     def attend_projected(
         self,
         owner: Owned,
         projected: Projected,
         rotation: Rotation,
-        scale: float,
-        softcap: float | None,
+        scoring: Scoring,
     ) -> mx.array:
         """Make heads, store, attend; see `ForwardContext.attend_projected`."""
         turns = None if projected.rope is None else rotation.turns(projected.rope)
         norms = (projected.q_norm, projected.k_norm, projected.v_norm)
-        return self._make(
-            owner, projected.joined, projected.shape, turns, norms, scale, softcap
-        )
+        return self._make(owner, projected.joined, projected.shape, turns, norms, scoring)
 
     def _make(
         self,
@@ -122,22 +120,22 @@ class KernelAttention:
         shape: HeadShape,
         turns: Turns | None,
         norms: Norms,
-        scale: float,
-        softcap: float | None,
+        scoring: Scoring,
     ) -> mx.array:
         """Make heads, store, attend: in one launch where each row has one token."""
         if self._batch.num_decode_rows < len(self._batch.segments):
             q = self._store(owner, projected, shape, turns, norms)
-            return self._attend(owner, q, scale, softcap)
+            return self._attend(owner, q, scoring)
         out, token = decode_projected(
             projected,
             self._groups[owner.group].layer(owner.ordinal),
             self._slots(owner),
             turns,
+            scoring,
             shape=shape,
             norms=norms,
             longest=self._rows.longest,
-            **self._scoring(owner, scale, softcap),
+            window=self._windows[owner.group],
         )
         if shape.kv_heads:
             self._written(owner, token)
@@ -146,11 +144,6 @@ class KernelAttention:
     def _slots(self, owner: Owned) -> Slots:
         table = self._tables[owner.group]
         return Slots(table, self._rows.of_tokens, self._batch.positions)
-
-    def _scoring(self, owner: Owned, scale: float, softcap: float | None) -> Scoring:
-        spec = self._layout.groups[owner.group]
-        window = spec.window if isinstance(spec, SlidingWindow) else None
-        return Scoring(scale=scale, softcap=softcap, window=window)
 
     def _written(self, owner: Owned, token: mx.array) -> None:
         """Take the token of what was written."""
@@ -176,13 +169,11 @@ class KernelAttention:
         self._written(owner, token)
         return q
 
-    def _attend(
-        self, owner: Owned, q: mx.array, scale: float, softcap: float | None
-    ) -> mx.array:
+    def _attend(self, owner: Owned, q: mx.array, scoring: Scoring) -> mx.array:
         pages = self._groups[owner.group].layer(owner.ordinal)
         table, n = self._tables[owner.group], self._batch.num_decode_rows
         rows, positions = self._rows.of_tokens, self._batch.positions
-        scoring = self._scoring(owner, scale, softcap)
+        window = self._windows[owner.group]
         parts: list[mx.array] = []
         if n:
             parts.append(
@@ -192,8 +183,9 @@ class KernelAttention:
                     table,
                     rows[:n],
                     positions[:n],
+                    scoring,
                     longest=self._rows.longest,
-                    **scoring,
+                    window=window,
                 )
             )
         for segment in self._batch.segments[n:]:
@@ -206,8 +198,9 @@ class KernelAttention:
                     table,
                     rows[first],
                     positions[first],
+                    scoring,
                     start=segment.position,
-                    **scoring,
+                    window=window,
                 )
             )
         return parts[0] if len(parts) == 1 else mx.concatenate(parts)

@@ -8,7 +8,7 @@ from typing import Protocol
 import mlx.core as mx
 
 from ..contract.cache_spec import CacheLayout, Owned, RecurrentState
-from ..contract.forward import RopeSpec, ScanStep, State, StepBatch
+from ..contract.forward import RopeSpec, ScanStep, Scoring, State, StepBatch
 from ..contract.heads import Projected
 from ..layers.rope import Rotation
 from ..pools.scan_calls import scan_calls
@@ -30,8 +30,7 @@ class PagedAttention(Protocol):
         q: mx.array,
         k: mx.array | None,
         v: mx.array | None,
-        scale: float,
-        softcap: float | None,
+        scoring: Scoring,
     ) -> mx.array:
         """Store keys and values with their owner, attend; see `ForwardContext.attend`."""
         ...
@@ -41,8 +40,7 @@ class PagedAttention(Protocol):
         owner: Owned,
         projected: Projected,
         rotation: Rotation,
-        scale: float,
-        softcap: float | None,
+        scoring: Scoring,
     ) -> mx.array:
         """Make heads, store, attend; see `ForwardContext.attend_projected`."""
         ...
@@ -100,25 +98,21 @@ class PagedContext:
         q: mx.array,
         k: mx.array | None,
         v: mx.array | None,
-        *,
-        scale: float,
-        softcap: float | None = None,
+        scoring: Scoring,
     ) -> mx.array:
         """Store keys and values, attend; see `ForwardContext.attend`."""
         owner = self._routes.attend(layer, HeadsGiven.of(q, k, v))
-        return self._attention.attend(owner, q, k, v, scale, softcap)
+        return self._attention.attend(owner, q, k, v, scoring)
 
     def attend_projected(
         self,
         layer: int,
         projected: Projected,
-        *,
-        scale: float,
-        softcap: float | None = None,
+        scoring: Scoring,
     ) -> mx.array:
         """Make heads, store, attend; see `ForwardContext.attend_projected`."""
         owner = self._routes.attend(layer, HeadsGiven.projected(projected))
-        return self._attention.attend_projected(owner, projected, self._rope, scale, softcap)
+        return self._attention.attend_projected(owner, projected, self._rope, scoring)
 
     def scan(self, layer: int, inputs: tuple[mx.array, ...], step: ScanStep) -> mx.array:
         """Run a recurrence; see `ForwardContext.scan`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Literal, Unpack
+from typing import Literal
 
 import attrs
 import mlx.core as mx
@@ -15,8 +15,9 @@ from .head_shape import HeadShape, Making, Norms, Slots, Turns, weights_of
 from .heads import prepare_heads, prepare_heads_reference
 from .paged_attention import paged_decode
 from .paged_plan import Shape
-from .paged_reference import Scoring, paged_decode_reference
+from .paged_reference import paged_decode_reference
 from .pages import Layout, Pages, random_pages
+from .scoring import Scoring
 
 
 def decode_projected(
@@ -24,11 +25,12 @@ def decode_projected(
     pages: Pages,
     slots: Slots,
     turns: Turns | None,
+    scoring: Scoring,
     *,
     shape: HeadShape,
     norms: Norms = (None, None, None),
     longest: int,
-    **scoring: Unpack[Scoring],
+    window: int | None = None,
 ) -> tuple[mx.array, mx.array]:
     """Make heads of one token a sequence, store its key and value if there are any, attend.
 
@@ -39,10 +41,11 @@ def decode_projected(
         pages: The layer's pages.
         slots: Where the tokens lie in them; see `prepare_heads` and `paged_decode`.
         turns: Rotation of queries and keys; None for none.
+        scoring: How keys are weighed.
         shape: Heads of the rows; without keys and values the pages have them already.
         norms: Of queries, keys and values.
         longest: No fewer tokens than the longest context has; best a power of two.
-        **scoring: How keys are weighed.
+        window: Keys that a query sees, its own included; None for all before it.
 
     Returns:
         `[N, Hq, Dv]`, and the pages' new token, the old one if nothing was stored.
@@ -53,10 +56,10 @@ def decode_projected(
         "decode_projected", (kind, projected.shape[1]), check
     ):
         out, token = paged_launch.attend_made(
-            kind, projected, pages, slots, turns, norms, longest, scoring
+            kind, projected, pages, slots, turns, norms, longest, scoring, window
         )
         return out, token if shape.kv_heads else pages.token
-    return _in_two(projected, pages, slots, turns, shape, norms, longest, scoring)
+    return _in_two(projected, pages, slots, turns, shape, norms, longest, scoring, window)
 
 
 def _in_two(
@@ -68,12 +71,14 @@ def _in_two(
     norms: Norms,
     longest: int,
     scoring: Scoring,
+    window: int | None,
 ) -> tuple[mx.array, mx.array]:
     stored = (pages, slots) if shape.kv_heads else (None, None)
     q, token = prepare_heads(projected, *stored, turns, shape=shape, norms=norms)
     pages = pages if token is None else attrs.evolve(pages, token=token)
     where = (slots.tables, slots.rows, slots.positions)
-    return paged_decode(q, pages, *where, longest=longest, **scoring), pages.token
+    out = paged_decode(q, pages, *where, scoring, longest=longest, window=window)
+    return out, pages.token
 
 
 def _kind_of(
@@ -88,8 +93,8 @@ def _kind_of(
         dtype=projected.dtype,
         page=pages.layout,
         group=shape.num_heads // pages.layout.heads,
-        capped=scoring.get("softcap") is not None,
-        sunk=scoring.get("sinks") is not None,
+        capped=scoring.softcap is not None,
+        sunk=scoring.sinks is not None,
         making=Making.of(shape, turns, norms),
     )
     return paged_launch.widened(kind, projected.shape[0])
@@ -122,22 +127,23 @@ def _check(kind: Shape, width: int, seed: int = 1) -> None:
     slots = Slots(tables, mx.array([0, 1, 2], mx.int32), positions)
     projected = dispatch.noise(seed, kind.dtype, 3, width)
     turns, norms = _turns(making, seed + 1), _norms(making, shape, kind.dtype, seed + 2)
-    scoring: Scoring = {"scale": page.dims**-0.5, "softcap": 2.0 if kind.capped else None}
-    if kind.sunk:
-        scoring["sinks"] = dispatch.noise(seed + 5, mx.float32, shape.num_heads)
+    scoring = Scoring(
+        page.dims**-0.5,
+        2.0 if kind.capped else None,
+        dispatch.noise(seed + 5, mx.float32, shape.num_heads) if kind.sunk else None,
+    )
     window = 2 * page.size + 3
     for longest, seen in ((1, None), (3 * paged_plan.UNSPLIT // 2, None), (end, window)):
-        scoring["window"] = seen
         mine, other = (_pages(kind, 3 * blocks + 1, seed + 6) for _ in range(2))
         out, token = paged_launch.attend_made(
-            kind, projected, mine, slots, turns, norms, longest, scoring
+            kind, projected, mine, slots, turns, norms, longest, scoring, seen
         )
         mx.eval(out, token)
         null_page = other.keys[0], other.values[0]
         places = (other, slots) if making.stores else (None, None)
         q, _ = prepare_heads_reference(projected, *places, turns, shape, norms)
         where = (tables, slots.rows, positions)
-        want = paged_decode_reference(q, other, *where, longest=end, **scoring)
+        want = paged_decode_reference(q, other, *where, scoring, longest=end, window=seen)
         other.keys[0], other.values[0] = null_page  # which the reference writes, too
         dispatch.compare(
             [out, token, mine.keys, mine.values],

@@ -14,6 +14,7 @@ import mlx.core as mx
 
 from ..runtime import dispatch
 from ..runtime.fusion import fused
+from .scoring import Scoring
 
 QUERY_TILE = 256
 """Queries that attend at once on a CPU: bounds the score matrix, and lets a tile skip the
@@ -78,20 +79,28 @@ def _attend(
     k: mx.array,
     v: mx.array,
     mask: mx.array,
-    scale: float,
-    softcap: float | None,
+    scoring: Scoring,
 ) -> mx.array:
     """Return `[N, Hk, G, L, Dv]` for `q [N, Hk, G, L, D]`, keys `[N, Hk, K, D]`.
 
     `mask` is added to the scores `[N, Hk, G, L, K]`; the softmax is in float32.
     """
     num_rows, heads, group, length, dims = q.shape
-    rows = (q * scale).reshape(num_rows, heads, group * length, dims)
+    rows = (q * scoring.scale).reshape(num_rows, heads, group * length, dims)
     scores = (rows @ k.swapaxes(-1, -2)).reshape(num_rows, heads, group, length, -1)
-    scores = _cap(scores.astype(mx.float32), softcap) + mask
-    weights = mx.softmax(scores, axis=-1).astype(v.dtype)
+    scores = _cap(scores.astype(mx.float32), scoring.softcap) + mask
+    sinks = None if scoring.sinks is None else scoring.sinks.reshape(heads, group, 1, 1)
+    weights = _weights(scores, sinks).astype(v.dtype)
     out = weights.reshape(num_rows, heads, group * length, -1) @ v
     return out.reshape(num_rows, heads, group, length, -1)
+
+
+def _weights(scores: mx.array, sinks: mx.array | None) -> mx.array:
+    """Return the softmax of `scores [..., K]`, to which `sinks [..., 1]` contribute."""
+    if sinks is None:
+        return mx.softmax(scores, axis=-1)
+    column = mx.broadcast_to(sinks, (*scores.shape[:-1], 1))
+    return mx.softmax(mx.concatenate([scores, column], axis=-1), axis=-1)[..., :-1]
 
 
 @functools.cache
@@ -104,8 +113,18 @@ def _shape(scale: float, softcap: float | None) -> Callable[[mx.array, mx.array]
     return fused(shape)
 
 
-def _fused(device: mx.Device, softcap: float | None) -> bool:
-    return device.type == mx.DeviceType.gpu and softcap is None
+def _fused(device: mx.Device, scoring: Scoring) -> bool:
+    return device.type == mx.DeviceType.gpu and scoring.softcap is None
+
+
+def _fused_attention(
+    q: mx.array, k: mx.array, v: mx.array, mask: mx.array | str, scoring: Scoring
+) -> mx.array:
+    """Return `[N, Hq, L, Dv]` by MLX's fused attention, for `q [N, Hq, L, D]`."""
+    sinks = None if scoring.sinks is None else scoring.sinks.astype(q.dtype)
+    return mx.fast.scaled_dot_product_attention(
+        q, k, v, scale=scoring.scale, mask=mask, sinks=sinks
+    )
 
 
 def decode_attention(
@@ -113,9 +132,7 @@ def decode_attention(
     k: mx.array,
     v: mx.array,
     mask: mx.array,
-    *,
-    scale: float,
-    softcap: float | None = None,
+    scoring: Scoring,
 ) -> mx.array:
     """Attend one query a row to the row's keys.
 
@@ -124,23 +141,23 @@ def decode_attention(
         k: `[N, Hk, K, D]`.
         v: `[N, Hk, K, Dv]`.
         mask: `[N, 1, 1, 1, K]` float32, 0 where a key is visible and -inf elsewhere.
-        scale: Factor on the scores.
-        softcap: Bound of the scores, None for none.
+        scoring: How keys are weighed.
 
     Returns:
         `[N, Hq, Dv]`.
     """
     num_rows, num_heads, dims = q.shape
     heads = k.shape[1]
-    if _fused(mx.default_device(), softcap):
+    if _fused(mx.default_device(), scoring):
         dispatch.record("decode_attention", "sdpa")
-        bias = mask[:, 0].astype(q.dtype)
-        out = mx.fast.scaled_dot_product_attention(q[:, :, None], k, v, scale=scale, mask=bias)
+        out = _fused_attention(q[:, :, None], k, v, mask[:, 0].astype(q.dtype), scoring)
         return out.reshape(num_rows, num_heads, -1)
     dispatch.record("decode_attention", "ops")
-    grouped = q.reshape(num_rows, heads, num_heads // heads, dims)
-    shaped = _shape(scale, softcap)(grouped @ k.swapaxes(-1, -2), mask.squeeze(1))
-    weights = mx.softmax(shaped, axis=-1).astype(v.dtype)
+    group = num_heads // heads
+    products = q.reshape(num_rows, heads, group, dims) @ k.swapaxes(-1, -2)
+    shaped = _shape(scoring.scale, scoring.softcap)(products, mask.squeeze(1))
+    sinks = None if scoring.sinks is None else scoring.sinks.reshape(heads, group, 1)
+    weights = _weights(shaped, sinks).astype(v.dtype)
     return (weights @ v).reshape(num_rows, num_heads, -1)
 
 
@@ -148,9 +165,8 @@ def prefill_attention(
     q: mx.array,
     k: mx.array,
     v: mx.array,
+    scoring: Scoring,
     *,
-    scale: float,
-    softcap: float | None = None,
     window: int | None = None,
 ) -> mx.array:
     """Attend consecutive queries causally; the last query is at the last key.
@@ -159,8 +175,7 @@ def prefill_attention(
         q: `[L, Hq, D]`.
         k: `[Hk, K, D]`, `K >= L`; the keys before the first query are a prefix.
         v: `[Hk, K, Dv]`.
-        scale: Factor on the scores.
-        softcap: Bound of the scores, None for none.
+        scoring: How keys are weighed.
         window: Keys that a query sees, its own included; None for all before it.
 
     Returns:
@@ -168,20 +183,18 @@ def prefill_attention(
     """
     length, num_heads, dims = q.shape
     heads, num_keys, _ = k.shape
-    if _fused(mx.default_device(), softcap):
+    if _fused(mx.default_device(), scoring):
         dispatch.record("prefill_attention", "sdpa")
         queries = q.swapaxes(0, 1)[None]
         windowed = window is not None and window < num_keys
         mask = _visible(num_keys - length, num_keys, 0, window) if windowed else "causal"
-        out = mx.fast.scaled_dot_product_attention(
-            queries, k[None], v[None], scale=scale, mask=mask
-        )
+        out = _fused_attention(queries, k[None], v[None], mask, scoring)
         return out.squeeze(0).swapaxes(0, 1)
     dispatch.record("prefill_attention", "ops")
     grouped = q.swapaxes(0, 1).reshape(1, heads, num_heads // heads, length, dims)
     size = QUERY_TILE if window is None else min(QUERY_TILE, max(MIN_QUERY_TILE, window))
     tiles = [
-        _causal_tile(grouped, k, v, start, size, num_keys - length, scale, softcap, window)
+        _causal_tile(grouped, k, v, start, size, num_keys - length, scoring, window)
         for start in range(0, length, size)
     ]
     out = tiles[0] if len(tiles) == 1 else mx.concatenate(tiles, axis=3)
@@ -195,8 +208,7 @@ def _causal_tile(
     start: int,
     size: int,
     prefix: int,
-    scale: float,
-    softcap: float | None,
+    scoring: Scoring,
     window: int | None,
 ) -> mx.array:
     """Attend queries `[start, start + size)` of `q [1, Hk, G, L, D]`."""
@@ -205,7 +217,7 @@ def _causal_tile(
     oldest = 0 if window is None else max(0, first - window + 1)
     mask = mx.where(_visible(first, last, oldest, window), 0.0, -mx.inf)
     keys, values = k[None, :, oldest:last], v[None, :, oldest:last]
-    return _attend(tile, keys, values, mask, scale, softcap)
+    return _attend(tile, keys, values, mask, scoring)
 
 
 def _visible(first: int, last: int, oldest: int, window: int | None) -> mx.array:

@@ -9,16 +9,17 @@ another matter: their pages are gathered, for MLX's own attention has matrix uni
 from __future__ import annotations
 
 import functools
-from typing import Unpack
 
 import mlx.core as mx
 
 from ..runtime import dispatch
 from . import paged_launch
+from .head_shape import Slots
 from .mlx_attention import prefill_attention
 from .paged_plan import Shape
-from .paged_reference import Scoring, paged_decode_reference, paged_prefill_reference
+from .paged_reference import paged_decode_reference
 from .pages import Layout, Pages, gather_pages
+from .scoring import Scoring
 
 SHORT_SLICE = 16
 """Queries of a slice up to which its pages are read in place."""
@@ -30,9 +31,10 @@ def paged_decode(
     tables: mx.array,
     rows: mx.array,
     positions: mx.array,
+    scoring: Scoring,
     *,
     longest: int,
-    **scoring: Unpack[Scoring],
+    window: int | None = None,
 ) -> mx.array:
     """Attend one query a sequence to the sequence's keys, its own among them.
 
@@ -43,8 +45,9 @@ def paged_decode(
             not seen; entries behind a sequence's end are not read.
         rows: Row of each query's sequence in them, `[N]` int32.
         positions: Position of each query's token, `[N]` int32; one at less than 0 sees nothing.
+        scoring: How keys are weighed.
         longest: No fewer tokens than the longest context has; best a power of two.
-        **scoring: How keys are weighed.
+        window: Keys that a query sees, its own included; None for all before it.
 
     Returns:
         `[N, Hq, Dv]`; zeros for a query that sees nothing.
@@ -53,7 +56,7 @@ def paged_decode(
     if not taken:
         pages.settle()
     attend = paged_decode_kernel if taken else paged_decode_reference
-    return attend(q, pages, tables, rows, positions, longest=longest, **scoring)
+    return attend(q, pages, tables, rows, positions, scoring, longest=longest, window=window)
 
 
 def paged_decode_kernel(
@@ -62,13 +65,15 @@ def paged_decode_kernel(
     tables: mx.array,
     rows: mx.array,
     positions: mx.array,
+    scoring: Scoring,
     *,
     longest: int,
-    **scoring: Unpack[Scoring],
+    window: int | None = None,
 ) -> mx.array:
     """Attend in one launch, or two; see `paged_decode`."""
     shape = paged_launch.shape_of(q, pages, scoring)
-    return paged_launch.attend(shape, q, pages, tables, rows, positions, longest, scoring)
+    slots = Slots(tables, rows, positions)
+    return paged_launch.attend(shape, q, pages, slots, longest, scoring, window)
 
 
 def paged_prefill(
@@ -77,9 +82,10 @@ def paged_prefill(
     tables: mx.array,
     row: mx.array,
     position: mx.array,
+    scoring: Scoring,
     *,
     start: int,
-    **scoring: Unpack[Scoring],
+    window: int | None = None,
 ) -> mx.array:
     """Attend consecutive queries of one sequence, causally, to the sequence's keys.
 
@@ -89,25 +95,22 @@ def paged_prefill(
         tables: Pages of all sequences, `[R, W]` int32.
         row: Row of the sequence in them, `[1]` int32.
         position: Position of the first query, `[1]` int32.
-        start: The same, as the host knows it.
-        **scoring: How keys are weighed.
+        scoring: How keys are weighed.
+        start: The same position, as the host knows it.
+        window: Keys that a query sees, its own included; None for all before it.
 
     Returns:
         `[L, Hq, Dv]`.
     """
-    length = q.shape[0]
+    length, at = q.shape[0], (tables, row, position)
     if length == 1:
         longest = _bucket(start + 1)
-        return paged_decode(q, pages, tables, row, position, longest=longest, **scoring)
+        return paged_decode(q, pages, *at, scoring, longest=longest, window=window)
     if length <= SHORT_SLICE:
         shape = paged_launch.shape_of(q, pages, scoring, length)
         if _takes_kernel("paged_prefill", shape, pages):
-            return paged_prefill_kernel(q, pages, tables, row, position, start=start, **scoring)
-    if scoring.get("sinks") is not None and scoring.get("softcap") is not None:
-        dispatch.record("paged_prefill", "ops")
-        pages.settle()
-        return paged_prefill_reference(q, pages, tables, row, position, start=start, **scoring)
-    return _attend_gathered(q, pages, tables, row, start, scoring)
+            return paged_prefill_kernel(q, pages, *at, scoring, start=start, window=window)
+    return _attend_gathered(q, pages, tables, row, start, scoring, window)
 
 
 def paged_prefill_kernel(
@@ -116,14 +119,16 @@ def paged_prefill_kernel(
     tables: mx.array,
     row: mx.array,
     position: mx.array,
+    scoring: Scoring,
     *,
     start: int,
-    **scoring: Unpack[Scoring],
+    window: int | None = None,
 ) -> mx.array:
     """Attend in one launch, or two, to pages where they are; see `paged_prefill`."""
     shape = paged_launch.shape_of(q, pages, scoring, q.shape[0])
     longest = _bucket(start + q.shape[0])
-    return paged_launch.attend(shape, q, pages, tables, row, position, longest, scoring)
+    slots = Slots(tables, row, position)
+    return paged_launch.attend(shape, q, pages, slots, longest, scoring, window)
 
 
 def _bucket(num_tokens: int) -> int:
@@ -139,42 +144,19 @@ def _takes_kernel(operation: str, shape: Shape, pages: Pages) -> bool:
 
 
 def _attend_gathered(
-    q: mx.array, pages: Pages, tables: mx.array, row: mx.array, start: int, scoring: Scoring
+    q: mx.array,
+    pages: Pages,
+    tables: mx.array,
+    row: mx.array,
+    start: int,
+    scoring: Scoring,
+    window: int | None,
 ) -> mx.array:
-    """Attend to contiguous copies of the keys and values that are in sight."""
-    scale, window, sinks = scoring["scale"], scoring.get("window"), scoring.get("sinks")
+    """Attend to contiguous copies of the visible keys and values."""
     first_block = 0 if window is None else max(0, start - window + 1) // pages.size
     num_keys = start + q.shape[0] - first_block * pages.size
     keys, values = gather_pages(pages, tables, row, first_block=first_block, num_keys=num_keys)
-    if sinks is not None:
-        return _attend_with_sinks(q, keys, values, sinks, scale, window)
-    cap = scoring.get("softcap")
-    return prefill_attention(q, keys, values, scale=scale, softcap=cap, window=window)
-
-
-def _attend_with_sinks(
-    q: mx.array,
-    keys: mx.array,
-    values: mx.array,
-    sinks: mx.array,
-    scale: float,
-    window: int | None,
-) -> mx.array:
-    dispatch.record("prefill_attention", "sdpa")
-    mask, num_keys = "causal", keys.shape[1]
-    if window is not None and window < num_keys:
-        at = mx.arange(num_keys)
-        queries = at[num_keys - q.shape[0] :, None]
-        mask = (at <= queries) & (at > queries - window)
-    out = mx.fast.scaled_dot_product_attention(
-        q.swapaxes(0, 1)[None],
-        keys[None],
-        values[None],
-        scale=scale,
-        mask=mask,
-        sinks=sinks.astype(q.dtype),
-    )
-    return out.squeeze(0).swapaxes(0, 1)
+    return prefill_attention(q, keys, values, scoring, window=window)
 
 
 def _probe(

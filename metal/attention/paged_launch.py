@@ -12,8 +12,9 @@ from ..runtime.launch import Kernel, Launch, Output, floats, ints
 from . import paged_plan
 from .head_shape import WEIGHTS, Norms, Slots, Turns, epsilons_of, weights_of
 from .paged_plan import Shape
-from .paged_reference import Scoring, paged_decode_reference, paged_prefill_reference
+from .paged_reference import paged_decode_reference, paged_prefill_reference
 from .pages import Pages, random_pages
+from .scoring import Scoring
 
 _ATTENTION = Kernel(
     "paged_attention",
@@ -44,8 +45,8 @@ def shape_of(q: mx.array, pages: Pages, scoring: Scoring, length: int | None = N
         dtype=q.dtype,
         page=pages.layout,
         group=q.shape[1] // pages.keys.shape[1],
-        capped=scoring.get("softcap") is not None,
-        sunk=scoring.get("sinks") is not None,
+        capped=scoring.softcap is not None,
+        sunk=scoring.sinks is not None,
     )
     return widened(shape if length is None else shape.tiled(length), q.shape[0])
 
@@ -65,11 +66,10 @@ def attend(
     shape: Shape,
     q: mx.array,
     pages: Pages,
-    tables: mx.array,
-    rows: mx.array,
-    positions: mx.array,
+    slots: Slots,
     longest: int,
     scoring: Scoring,
+    window: int | None,
 ) -> mx.array:
     """Attend in one launch, or in two if contexts are split.
 
@@ -77,16 +77,15 @@ def attend(
         shape: What `shape_of` returned.
         q: `[N, Hq, D]`; in a slice all of one sequence, at consecutive positions.
         pages: The layer's pools.
-        tables: `[R, W]` int32.
-        rows: `[N]` int32; `[1]` of a slice.
-        positions: `[N]` int32; `[1]` of a slice, of its first query.
+        slots: Places of the queries in the pages; of a slice, of its first query only.
         longest: No fewer tokens than the longest context has.
         scoring: How keys are weighed.
+        window: Keys that a query sees, its own included; None for all before it.
 
     Returns:
         `[N, Hq, Dv]`.
     """
-    return _launched(shape, q, pages, Slots(tables, rows, positions), longest, scoring)[0]
+    return _launched(shape, q, pages, slots, longest, scoring, window)[0]
 
 
 def attend_made(
@@ -98,6 +97,7 @@ def attend_made(
     norms: Norms,
     longest: int,
     scoring: Scoring,
+    window: int | None,
 ) -> tuple[mx.array, mx.array]:
     """Make heads of projections on the way, and write keys and values to their pages.
 
@@ -110,6 +110,7 @@ def attend_made(
         norms: Of queries, keys and values.
         longest: No fewer tokens than the longest context has.
         scoring: How keys are weighed.
+        window: Keys that a query sees, its own included; None for all before it.
 
     Returns:
         `[N, Hq, Dv]`, and the pages' new token.
@@ -117,7 +118,7 @@ def attend_made(
     further = [] if turns is None else [turns.factors]
     further += weights_of(norms)
     numbers = (projected.shape[1], *epsilons_of(norms))
-    return _launched(shape, projected, pages, slots, longest, scoring, further, numbers)
+    return _launched(shape, projected, pages, slots, longest, scoring, window, further, numbers)
 
 
 def _launched(
@@ -127,16 +128,16 @@ def _launched(
     slots: Slots,
     longest: int,
     scoring: Scoring,
+    window: int | None,
     further: Sequence[mx.array] = (),
     numbers: Sequence[float] = (),
 ) -> tuple[mx.array, mx.array]:
-    queries, window = shape.queries or 1, scoring.get("window")
+    queries = shape.queries or 1
     tiles = -(-q.shape[0] // queries)
     visible = longest if window is None else min(longest, window + queries)
     splits = paged_plan.num_splits(shape, tiles, visible)
-    sinks = scoring.get("sinks")
-    sink = [] if sinks is None else [sinks.astype(mx.float32)]
-    factors = _factors(scoring["scale"], scoring.get("softcap"))
+    sink = [] if scoring.sinks is None else [scoring.sinks]
+    factors = _factors(scoring.scale, scoring.softcap)
     width, least = slots.tables.shape[1], paged_plan.least_rounds(shape)
     fp = floats(*factors, width, window or 0, q.shape[0], least, *numbers)
     threads = 32 * shape.simdgroups
@@ -200,9 +201,11 @@ def check(shape: Shape, seed: int = 1) -> None:
     # null pages in sight of a window, too: the last but one of each row that is looked at
     tables[0, max(end // 2 // page.size - 1, 0)] = 0
     tables[1, -2] = 0
-    scoring: Scoring = {"scale": page.dims**-0.5, "softcap": 2.0 if shape.capped else None}
-    if shape.sunk:
-        scoring["sinks"] = mx.random.normal((num_heads,), key=mx.random.key(seed + 3))
+    scoring = Scoring(
+        page.dims**-0.5,
+        2.0 if shape.capped else None,
+        dispatch.noise(seed + 3, mx.float32, num_heads) if shape.sunk else None,
+    )
     # a slice fills its tile but for one query, unless a tile has only one
     length = 3 if shape.queries is None else max(1, shape.queries - 1)
     q = mx.random.normal((length, num_heads, page.dims), key=mx.random.key(seed + 2))
@@ -214,18 +217,22 @@ def check(shape: Shape, seed: int = 1) -> None:
         (end, window, False),
         (1, None, True),
     ):
-        scoring["window"] = seen
         if rises:
             _let_scores_rise(q, pages)
         if shape.queries is None:
             rows = mx.array([1, 0, 1], mx.int32)
             at = mx.array([end - 1, end // 2, 3], mx.int32)
-            want = paged_decode_reference(q, pages, tables, rows, at, longest=end, **scoring)
+            want = paged_decode_reference(
+                q, pages, tables, rows, at, scoring, longest=end, window=seen
+            )
         else:
             start = end - length
             rows, at = mx.array([1], mx.int32), mx.array([start], mx.int32)
-            want = paged_prefill_reference(q, pages, tables, rows, at, start=start, **scoring)
-        got = attend(shape, q, pages, tables, rows, at, longest, scoring)
+            want = paged_prefill_reference(
+                q, pages, tables, rows, at, scoring, start=start, window=seen
+            )
+        slots = Slots(tables, rows, at)
+        got = attend(shape, q, pages, slots, longest, scoring, seen)
         dispatch.compare([got], [want])
 
 

@@ -2,28 +2,11 @@
 
 from __future__ import annotations
 
-from typing import NotRequired, Required, TypedDict, Unpack
-
 import mlx.core as mx
 
 from .mlx_attention import gather_rows, page_rows
 from .pages import Pages
-
-
-class Scoring(TypedDict):
-    """How attention weighs keys.
-
-    Attributes:
-        scale: Factor on the scores.
-        softcap: Bound of the scores, None for none.
-        window: Keys that a query sees, its own included; None for all before it.
-        sinks: Scores without a value that join each head's softmax, `[Hq]`.
-    """
-
-    scale: Required[float]
-    softcap: NotRequired[float | None]
-    window: NotRequired[int | None]
-    sinks: NotRequired[mx.array | None]
+from .scoring import Scoring
 
 
 def paged_decode_reference(
@@ -32,13 +15,14 @@ def paged_decode_reference(
     tables: mx.array,
     rows: mx.array,
     positions: mx.array,
+    scoring: Scoring,
     *,
     longest: int,
-    **scoring: Unpack[Scoring],
+    window: int | None = None,
 ) -> mx.array:
     """Attend in MLX operations; see `paged_decode`."""
     found = _keys_and_values(pages, tables, rows, positions, longest)
-    return _attend(q[:, None], *found, positions[:, None], **scoring)[:, 0]
+    return _attend(q[:, None], *found, positions[:, None], scoring, window)[:, 0]
 
 
 def paged_prefill_reference(
@@ -47,16 +31,17 @@ def paged_prefill_reference(
     tables: mx.array,
     row: mx.array,
     position: mx.array,
+    scoring: Scoring,
     *,
     start: int,
-    **scoring: Unpack[Scoring],
+    window: int | None = None,
 ) -> mx.array:
     """Attend in MLX operations; see `paged_prefill`."""
     length = q.shape[0]
     last = position + (length - 1)
     found = _keys_and_values(pages, tables, row, last, start + length)
     positions = position + mx.arange(length)
-    return _attend(q[None], *found, positions[None], **scoring)[0]
+    return _attend(q[None], *found, positions[None], scoring, window)[0]
 
 
 def _keys_and_values(
@@ -85,33 +70,33 @@ def _attend(
     values: mx.array,
     exist: mx.array,
     positions: mx.array,
-    **scoring: Unpack[Scoring],
+    scoring: Scoring,
+    window: int | None,
 ) -> mx.array:
     """Return `[N, L, Hq, Dv]` for `q [N, L, Hq, D]` at `positions [N, L]`, in float32."""
     num_rows, length, num_heads, dims = q.shape
     heads = keys.shape[1]
     grouped = q.astype(mx.float32).reshape(num_rows, length, heads, -1, dims)
     products = grouped.transpose(0, 2, 3, 1, 4) @ keys[:, :, None].swapaxes(-1, -2)
-    scores, window = _cap(products * scoring["scale"], scoring), scoring.get("window")
+    scores = _cap(products * scoring.scale, scoring.softcap)
     at = mx.arange(exist.shape[1])
     visible = exist[:, None] & (at <= positions[..., None])
     if window is not None:
         visible = visible & (at > positions[..., None] - window)
     scores = mx.where(visible[:, None, None], scores, -mx.inf)
-    out = _softmax(scores, scoring.get("sinks")) @ values[:, :, None]
+    out = _softmax(scores, scoring.sinks) @ values[:, :, None]
     out = out.transpose(0, 3, 1, 2, 4).reshape(num_rows, length, num_heads, -1)
     return out.astype(q.dtype)
 
 
-def _cap(scores: mx.array, scoring: Scoring) -> mx.array:
-    softcap = scoring.get("softcap")
+def _cap(scores: mx.array, softcap: float | None) -> mx.array:
     return scores if softcap is None else softcap * mx.tanh(scores / softcap)
 
 
 def _softmax(scores: mx.array, sinks: mx.array | None) -> mx.array:
     """Return weights `[N, Hk, G, L, K]`; zeros where nothing is visible."""
     shape = scores.shape
-    sink = mx.array(-mx.inf) if sinks is None else sinks.astype(mx.float32)
+    sink = mx.array(-mx.inf) if sinks is None else sinks
     sink = mx.broadcast_to(sink.reshape(-1, 1, 1), (shape[1] * shape[2], 1, 1))
     sink = sink.reshape(shape[1], shape[2], 1, 1)
     most = mx.maximum(mx.maximum(scores.max(axis=-1, keepdims=True), sink), -1e30)

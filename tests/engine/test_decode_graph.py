@@ -23,7 +23,7 @@ from neve.contract.cache_spec import (
     StateTensor,
     layer_routes,
 )
-from neve.contract.forward import ForwardContext, RopeSpec, State, StepBatch
+from neve.contract.forward import ForwardContext, RopeSpec, Scoring, State, StepBatch
 from neve.contract.heads import HeadShape, Projected
 from neve.engine import runner
 from neve.engine.decode_graph import DecodeGraph, _UnknownPosition
@@ -88,7 +88,7 @@ class ToyFamily:
                 HeadShape(2, kv_heads, DIMS),
                 rope=RopeSpec(DIMS // 2, 1e3),
             )
-            x = x + context.attend_projected(layer, made, scale=0.4)[:, 0]
+            x = x + context.attend_projected(layer, made, scoring=Scoring(0.4))[:, 0]
         return x[batch.logit_rows] @ self._embedding.T
 
     def look_at(self, batch: StepBatch) -> None:

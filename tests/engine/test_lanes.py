@@ -20,7 +20,7 @@ from neve.contract.cache_spec import (
     StateTensor,
     layer_routes,
 )
-from neve.contract.forward import ForwardContext, State, StepBatch
+from neve.contract.forward import ForwardContext, Scoring, State, StepBatch
 from neve.engine import runner
 from neve.engine.lanes import FlatLane, Lane, PagedLane
 from neve.engine.runner import Runner, Step
@@ -69,7 +69,7 @@ class ToyFamily:
         for layer in range(self._layout.num_layers):
             if layer == 1 and self._layout.groups:
                 heads = x[:, None]
-                x = x + context.attend(layer, heads, heads, heads, scale=0.3)[:, 0]
+                x = x + context.attend(layer, heads, heads, heads, scoring=Scoring(0.3))[:, 0]
             else:
                 x = mx.tanh(x + context.scan(layer, (x,), decaying_sum))
         return x[batch.logit_rows] @ self._head

@@ -19,7 +19,7 @@ from neve.contract.cache_spec import (
     Uncached,
     layer_routes,
 )
-from neve.contract.forward import ForwardContext, RopeSpec, StepBatch
+from neve.contract.forward import ForwardContext, RopeSpec, Scoring, StepBatch
 from neve.contract.heads import HeadShape, Projected
 from neve.forward.flat_context import FlatContext
 from neve.forward.paged_step import PagedStep
@@ -49,9 +49,17 @@ class ToyModel:
     Heads are rotated and attended to, or, if `projected`, left to the context altogether.
     """
 
-    def __init__(self, layout: CacheLayout, seed: int = 0, *, projected: bool = False) -> None:
+    def __init__(
+        self,
+        layout: CacheLayout,
+        seed: int = 0,
+        *,
+        projected: bool = False,
+        sinks: mx.array | None = None,
+    ) -> None:
         self.layout = layout
         self._projected = projected
+        self._sinks = sinks
         self._key = mx.random.key(seed)
         self._embedding = self._random(VOCAB, DIMS)
         self._weights = [self._layer(i) for i in range(layout.num_layers)]
@@ -86,7 +94,7 @@ class ToyModel:
         query, out, key, value = self._weights[layer]
         rope, tokens = RopeSpec(spec.head_dim // 4 * 2, 1e3), x.shape[0]
         softcap = SOFTCAP if layer % 2 else None
-        scoring: Any = {"scale": spec.head_dim**-0.5, "softcap": softcap}
+        scoring = Scoring(spec.head_dim**-0.5, softcap, sinks=self._sinks)
         if self._projected:
             owned = isinstance(self.layout.routes[layer], Owned)
             heads = HeadShape(
@@ -94,13 +102,13 @@ class ToyModel:
             )
             parts = tuple(x @ w for w in ((query, key, value) if owned else (query,)))
             made = Projected(parts, heads, rope=rope)
-            return context.attend_projected(layer, made, **scoring).reshape(tokens, -1) @ out
+            return context.attend_projected(layer, made, scoring).reshape(tokens, -1) @ out
         q = context.rope((x @ query).reshape(tokens, NUM_HEADS, -1), rope)
         k = v = None
         if isinstance(self.layout.routes[layer], Owned):
             k = context.rope((x @ key).reshape(tokens, spec.kv_heads, -1), rope)
             v = (x @ value).reshape(tokens, spec.kv_heads, -1)
-        return context.attend(layer, q, k, v, **scoring).reshape(tokens, -1) @ out
+        return context.attend(layer, q, k, v, scoring).reshape(tokens, -1) @ out
 
 
 class NaiveContext:
@@ -137,9 +145,7 @@ class NaiveContext:
         q: mx.array,
         k: mx.array | None,
         v: mx.array | None,
-        *,
-        scale: float,
-        softcap: float | None = None,
+        scoring: Scoring,
     ) -> mx.array:
         route = self._layout.routes[layer]
         anchor = route.anchor if isinstance(route, Alias) else layer
@@ -154,23 +160,24 @@ class NaiveContext:
                 oldest = position + 1 - spec.window if isinstance(spec, SlidingWindow) else 0
                 visible = seen[max(0, oldest) : position + 1]
                 keys, values = (mx.stack(list(x)) for x in zip(*visible, strict=True))
-                rows.append(_attend_one(q[t], keys, values, scale, softcap))
+                rows.append(_attend_one(q[t], keys, values, scoring))
         return mx.stack(rows)
 
-    def attend_projected(self, layer: int, projected: Projected, **scoring: Any) -> mx.array:
-        return self.attend(layer, *prepare(projected, self.rope), **scoring)
+    def attend_projected(self, layer: int, projected: Projected, scoring: Scoring) -> mx.array:
+        return self.attend(layer, *prepare(projected, self.rope), scoring)
 
 
-def _attend_one(
-    q: mx.array, keys: mx.array, values: mx.array, scale: float, softcap: float | None
-) -> mx.array:
+def _attend_one(q: mx.array, keys: mx.array, values: mx.array, scoring: Scoring) -> mx.array:
     """Return `[Hq, Dv]` for one query `[Hq, D]` and keys `[K, Hk, D]`."""
     repeats = q.shape[0] // keys.shape[1]
     keys, values = mx.repeat(keys, repeats, axis=1), mx.repeat(values, repeats, axis=1)
-    scores = (keys * q).sum(axis=-1) * scale
-    if softcap is not None:
-        scores = softcap * mx.tanh(scores / softcap)
-    return (mx.softmax(scores, axis=0)[..., None] * values).sum(axis=0)
+    scores = (keys * q).sum(axis=-1) * scoring.scale
+    if scoring.softcap is not None:
+        scores = scoring.softcap * mx.tanh(scores / scoring.softcap)
+    if scoring.sinks is not None:
+        scores = mx.concatenate([scores, scoring.sinks[None]])
+    weights = mx.softmax(scores, axis=0)[: len(values)]
+    return (weights[..., None] * values).sum(axis=0)
 
 
 class Lane(Protocol):

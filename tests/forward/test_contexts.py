@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from neve.contract.cache_spec import CacheLayout
-from neve.contract.forward import RopeSpec
+from neve.contract.forward import RopeSpec, Scoring
 from neve.errors import CacheMisuseError
 from neve.forward.step_batch import RowInput, build_step_batch
 
@@ -85,6 +85,31 @@ def test_a_mixed_batch_is_its_sequences_alone(
     actual = run(model, lanes[kind](layout), steps)
 
     assert_close(actual, run_naive(model, {n: tokens[n][: ends[n]] for n in tokens}))
+
+
+@pytest.mark.parametrize("kind", ["flat", "paged"])
+def test_sinks_reach_every_layer(
+    kind: str,
+    layout: CacheLayout,
+    lanes: Lanes,
+    run: Run,
+    make_model: Callable[..., Any],
+    make_part: Callable[..., Any],
+) -> None:
+    """PK-1: decode rows and slices weigh sinks, behind a prefix and at the prompt's start."""
+    model = make_model(layout, sinks=mx.array([-1.0, 0.0, 1.0, 2.0]))
+    tokens = {name: prompt(name, 24) for name in "ab"}
+    steps = [
+        [make_part("a", tokens["a"][:17])],
+        [make_part("a", tokens["a"][17:18]), make_part("b", tokens["b"][:9])],
+        [make_part("b", tokens["b"][9:])],
+    ]
+
+    actual = run(model, lanes[kind](layout), steps)
+
+    assert_close(actual, run(model, lanes["naive"](layout), steps))
+    plain = run(make_model(layout), lanes[kind](layout), steps)
+    assert all(mx.abs(plain[n] - actual[n]).max().item() > 0.01 for n in actual)
 
 
 @pytest.mark.parametrize("kind", ["flat", "paged"])
@@ -219,7 +244,7 @@ def test_a_call_that_does_not_fit_its_route_is_refused(
     k = mx.zeros((2, 2, 8)) if keys else None
 
     with pytest.raises(error, match=sentence):
-        context.attend(layer, mx.zeros((2, 4, 8)), k, k, scale=1.0)
+        context.attend(layer, mx.zeros((2, 4, 8)), k, k, scoring=Scoring(1.0))
 
 
 @pytest.mark.parametrize("kind", ["flat", "paged"])
@@ -231,7 +256,7 @@ def test_keys_without_values_are_refused(
     context = lanes[kind](layouts["uniform"]).context(batch, ["a"])
 
     with pytest.raises(CacheMisuseError):
-        context.attend(0, mx.zeros((2, 4, 8)), mx.zeros((2, 2, 8)), None, scale=1.0)
+        context.attend(0, mx.zeros((2, 4, 8)), mx.zeros((2, 2, 8)), None, scoring=Scoring(1.0))
 
 
 @pytest.mark.parametrize("kind", ["flat", "paged"])

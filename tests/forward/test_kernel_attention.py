@@ -18,6 +18,7 @@ from neve.contract.cache_spec import (
     SlidingWindow,
     layer_routes,
 )
+from neve.contract.forward import Scoring
 from neve.errors import CacheMisuseError
 from neve.forward.kernel_attention import SHORTEST, longest_context
 from neve.forward.step_batch import RowInput, build_step_batch
@@ -135,6 +136,24 @@ def test_a_mixed_batch_is_its_sequences_alone(
     actual = run(model, lanes["paged"](layout), steps)
 
     assert_close(actual, run_naive(model, {name: prompt(name, ends[name]) for name in ends}))
+
+
+@pytest.mark.parametrize("projected", [False, True])
+def test_sinks_reach_kernels(
+    projected: bool,
+    layout: CacheLayout,
+    lanes: Lanes,
+    run: Run,
+    make_model: Make,
+    make_part: Make,
+) -> None:
+    """PK-1: kernels weigh sinks in decode rows, short slices and long ones."""
+    model = make_model(layout, projected=projected, sinks=mx.array([-1.0, 0.0, 1.0, 2.0]))
+    steps, _ = schedule(make_part, ["a20", "a1 b5", "a1 b1", "b18"])
+
+    actual = run(model, lanes["paged"](layout), steps)
+
+    assert_close(actual, run(model, lanes["naive"](layout), steps))
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
@@ -306,11 +325,11 @@ def test_a_call_that_does_not_fit_its_route_is_refused(lanes: Lanes) -> None:
     q, k = mx.zeros((2, 4, 32)), mx.zeros((2, 2, 32))
 
     with pytest.raises(CacheMisuseError, match="an owner needs k and v"):
-        context.attend(0, q, None, None, scale=1.0)
+        context.attend(0, q, None, None, scoring=Scoring(1.0))
     with pytest.raises(CacheMisuseError, match="an owner needs k and v"):
-        context.attend(0, q, k, None, scale=1.0)
+        context.attend(0, q, k, None, scoring=Scoring(1.0))
     with pytest.raises(CacheMisuseError, match="an alias takes k and v from its anchor"):
-        context.attend(2, q, k, k, scale=1.0)
+        context.attend(2, q, k, k, scoring=Scoring(1.0))
 
 
 @given(positions=st.lists(st.integers(0, 5000), max_size=4), tail=st.integers(0, 3))

@@ -7,6 +7,7 @@ import mlx.core as mx
 import pytest
 
 from neve.contract.cache_spec import CacheLayout, FullAttention, Owned
+from neve.contract.forward import Scoring
 from neve.forward.step_batch import RowInput, build_step_batch
 
 pytestmark = pytest.mark.mlx
@@ -29,7 +30,7 @@ def build(lane: Any, position: int, length: int, token: mx.array | None) -> mx.a
     context = lane.context(batch, "ab")
     x = mx.ones((2 * length, 4, 128)) * batch.ids[:, None, None]
     for layer in range(LAYOUT.num_layers):
-        x = context.attend(layer, x, x, x, scale=0.1)
+        x = context.attend(layer, x, x, x, scoring=Scoring(0.1))
     last = mx.array([s.start + s.length - 1 for s in batch.segments])
     return (x[last, 0, 0] > 0).astype(mx.int32)
 

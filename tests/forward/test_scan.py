@@ -19,7 +19,7 @@ from neve.contract.cache_spec import (
     StateTensor,
     layer_routes,
 )
-from neve.contract.forward import ForwardContext, State, StepBatch
+from neve.contract.forward import ForwardContext, Scoring, State, StepBatch
 from neve.errors import CacheMisuseError
 from neve.forward.flat_context import FlatContext
 from neve.forward.paged_step import PagedStep
@@ -288,7 +288,7 @@ def test_attention_does_not_fit_a_recurrent_layer(rows: Any) -> None:
     x = mx.zeros((2, 1, 8))
 
     with pytest.raises(CacheMisuseError, match="layer 0 has no cache: its route is Recurrent"):
-        context.attend(0, x, x, x, scale=1.0)
+        context.attend(0, x, x, x, scoring=Scoring(1.0))
 
 
 @pytest.mark.parametrize("position", [1, 3, 4])

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from neve.contract.cache_spec import CacheLayout, FullAttention, SlidingWindow, layer_routes
+from neve.contract.forward import Scoring
 from neve.forward.decode_buckets import DecodeWave
 from neve.forward.flat_context import FlatContext
 from neve.forward.paged_step import PagedStep
@@ -185,7 +186,7 @@ def test_a_step_gathers_its_window(length: int) -> None:
     batch = build_step_batch([RowInput(position, [1] * length)], None)
     context = PagedStep(layer_routes([spec]), [pool], [tables], size, [0]).context(batch)
     x = mx.ones((length, 1, 8))
-    mx.eval(context.attend(0, x, x, x, scale=1.0))
+    mx.eval(context.attend(0, x, x, x, scoring=Scoring(1.0)))
 
     first, last = (position - 8) // size, (position + length - 1) // size
     assert pool.gathered == [last + 1 - first]
@@ -258,7 +259,7 @@ def test_far_positions_see_their_window(position: int, length: int) -> None:
     batch = build_step_batch([RowInput(position, [1] * length)], None)
     context = PagedStep(layer_routes([spec]), [pool], [tables], size, [0]).context(batch)
 
-    out = context.attend(0, q, k[-length:], v[-length:], scale=0.3)
+    out = context.attend(0, q, k[-length:], v[-length:], Scoring(0.3))
 
     np.testing.assert_allclose(out, naive(q, k, v, window), atol=1e-5)
 
@@ -290,7 +291,9 @@ def test_full_and_windowed_layers_agree_far_out_with_the_flat_path(position: int
         flat = FlatContext(layout, [cache], batch)
         new = slice(start, start + count)
         for layer in range(2):
-            a, b = (c.attend(layer, q[new], k[new], v[new], scale=0.3) for c in (paged, flat))
+            a, b = (
+                c.attend(layer, q[new], k[new], v[new], Scoring(0.3)) for c in (paged, flat)
+            )
             np.testing.assert_allclose(a, b, atol=1e-5)
             expected = naive(q[new], k[: new.stop], v[: new.stop], [total, 40][layer])
             np.testing.assert_allclose(a, expected, atol=1e-5)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import mlx.core as mx
 import mlx.nn as nn
 
-from neve.contract.forward import ForwardContext, StepBatch
+from neve.contract.forward import ForwardContext, Scoring, StepBatch
 from neve.layers.heads import HeadShape, Projected
 from neve.layers.joint import JointModule
 from neve.layers.mlp import GatedMLP
@@ -28,7 +28,7 @@ class Attention(JointModule):
         super().__init__()
         self.layer = layer
         self.rope = config.rope
-        self.scale = config.head_dim**-0.5
+        self.scoring = Scoring(config.head_dim**-0.5)
         self.heads = HeadShape(
             config.num_attention_heads, config.num_key_value_heads, config.head_dim
         )
@@ -43,7 +43,7 @@ class Attention(JointModule):
     def __call__(self, x: Normed, context: ForwardContext) -> Delta:
         """Return what is added to the stream, for `x [T, hidden]`."""
         projected = Projected(self.project_parts(x), self.heads, rope=self.rope)
-        out = context.attend_projected(self.layer, projected, scale=self.scale)
+        out = context.attend_projected(self.layer, projected, self.scoring)
         return Delta(self.o_proj, out)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import mlx.core as mx
 import mlx.nn as nn
 
-from neve.contract.forward import ForwardContext
+from neve.contract.forward import ForwardContext, Scoring
 from neve.layers.heads import HeadShape, Projected
 from neve.layers.joint import JointModule
 from neve.layers.norms import RMSNorm, UnweightedRMSNorm
@@ -13,8 +13,8 @@ from neve.layers.stream import Normed, project
 
 from .config import Gemma4Config
 
-SCALE = 1.0
-"""Factor on the scores: norms with weights have set the size of queries and keys."""
+SCORING = Scoring(1.0)
+"""The scale is 1 because norms with weights set the size of queries and keys."""
 
 
 def attention(config: Gemma4Config, layer: int) -> Attention:
@@ -42,7 +42,7 @@ class Attention(nn.Module):
 
     def __call__(self, x: Normed, context: ForwardContext) -> mx.array:
         """Return `[T, hidden]` for `x [T, hidden]`."""
-        out = context.attend_projected(self.layer, self._projected(x), scale=SCALE)
+        out = context.attend_projected(self.layer, self._projected(x), SCORING)
         return self.o_proj(out.flatten(1))
 
     def _projected(self, x: Normed) -> Projected:

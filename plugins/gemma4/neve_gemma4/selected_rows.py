@@ -5,7 +5,7 @@ from __future__ import annotations
 import attrs
 import mlx.core as mx
 
-from neve.contract.forward import ForwardContext, RopeSpec, ScanStep
+from neve.contract.forward import ForwardContext, RopeSpec, ScanStep, Scoring
 from neve.contract.heads import Projected
 
 
@@ -32,9 +32,7 @@ class SelectedRows:
         q: mx.array,
         k: mx.array | None,
         v: mx.array | None,
-        *,
-        scale: float,
-        softcap: float | None = None,
+        scoring: Scoring,
     ) -> mx.array:
         """Attend `q [R, Hq, D]` to the keys of the layer's anchor, `[R, Hq, Dv]`.
 
@@ -42,15 +40,13 @@ class SelectedRows:
             CacheMisuseError: `k` or `v` is given, or the layer has no anchor.
         """
         spread = self._spread(q)
-        return self.inner.attend(layer, spread, k, v, scale=scale, softcap=softcap)[self.rows]
+        return self.inner.attend(layer, spread, k, v, scoring)[self.rows]
 
     def attend_projected(
         self,
         layer: int,
         projected: Projected,
-        *,
-        scale: float,
-        softcap: float | None = None,
+        scoring: Scoring,
     ) -> mx.array:
         """Make heads of queries, `[R, W]`, and attend to the keys of the layer's anchor.
 
@@ -58,7 +54,7 @@ class SelectedRows:
             CacheMisuseError: Keys are projected, too, or the layer has no anchor.
         """
         spread = attrs.evolve(projected, parts=tuple(map(self._spread, projected.parts)))
-        out = self.inner.attend_projected(layer, spread, scale=scale, softcap=softcap)
+        out = self.inner.attend_projected(layer, spread, scoring)
         return out[self.rows]
 
     def scan(self, layer: int, inputs: tuple[mx.array, ...], step: ScanStep) -> mx.array:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import mlx.core as mx
 import mlx.nn as nn
 
-from neve.contract.forward import ForwardContext, State, StepBatch
+from neve.contract.forward import ForwardContext, Scoring, State, StepBatch
 from neve.layers.heads import HeadShape, Projected
 from neve.layers.joint import JointModule
 from neve.layers.mlp import gated
@@ -31,7 +31,7 @@ class Attention(JointModule):
         dims, head_dim = config.hidden_size, config.head_dim
         self.layer = layer
         self.rope = config.rope
-        self.scale = head_dim**-0.5
+        self.scoring = Scoring(head_dim**-0.5)
         self.heads = HeadShape(config.num_attention_heads, config.num_key_value_heads, head_dim)
         q_dims = config.num_attention_heads * head_dim
         kv_dims = config.num_key_value_heads * head_dim
@@ -51,7 +51,7 @@ class Attention(JointModule):
             k_norm=self.k_layernorm,
             rope=self.rope,
         )
-        out = context.attend_projected(self.layer, projected, scale=self.scale)
+        out = context.attend_projected(self.layer, projected, self.scoring)
         return Delta(self.out_proj, out)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import mlx.core as mx
 import mlx.nn as nn
 
-from neve.contract.forward import ForwardContext, StepBatch
+from neve.contract.forward import ForwardContext, Scoring, StepBatch
 from neve.layers.fusion import fused
 from neve.layers.heads import HeadShape, Projected
 from neve.layers.joint import JointModule
@@ -44,7 +44,7 @@ class Attention(JointModule):
         self.gate_proj = nn.Linear(dims, num_heads * head_dim, bias=False)
         self.o_proj = nn.Linear(num_heads * head_dim, dims, bias=bias)
         # a rotation is linear, so the factor on queries may wait for the scores
-        self._scale = config.qk_scale_factor * head_dim**-0.5
+        self.scoring = Scoring(config.qk_scale_factor * head_dim**-0.5)
 
     def __call__(self, x: Normed, context: ForwardContext) -> mx.array:
         """Return `[T, hidden]` for `x [T, hidden]`."""
@@ -55,7 +55,7 @@ class Attention(JointModule):
         projected = Projected(
             parts[:3], self.heads, q_norm=self.norm, k_norm=self.norm, rope=self.rope
         )
-        out = context.attend_projected(self.layer, projected, scale=self._scale)
+        out = context.attend_projected(self.layer, projected, self.scoring)
         return self.o_proj(_gated(out.flatten(1), gate))
 
 

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import neve
-from neve.contract.forward import RopeSpec
+from neve.contract.forward import RopeSpec, Scoring
 from neve.layers.norms import RMSNorm, ZeroCentredRMSNorm
 from neve.model import Model
 from neve.testing.golden import Goldens, read_goldens
@@ -123,12 +123,12 @@ def pairs_are_interleaved(model: Any) -> None:
 
 def queries_have_no_factor(model: Any) -> None:
     for block in trunk(model).layers:
-        block.self_attn._scale = 64**-0.5
+        block.self_attn.scoring = Scoring(64**-0.5)
 
 
 def the_factor_replaces_the_scale(model: Any) -> None:
     for block in trunk(model).layers:
-        block.self_attn._scale = 3.87
+        block.self_attn.scoring = Scoring(3.87)
 
 
 def gates_stand_open(model: Any) -> None:

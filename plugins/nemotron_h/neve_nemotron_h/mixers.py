@@ -9,7 +9,7 @@ from __future__ import annotations
 import mlx.core as mx
 import mlx.nn as nn
 
-from neve.contract.forward import ForwardContext, State
+from neve.contract.forward import ForwardContext, Scoring, State
 from neve.layers.fusion import fused
 from neve.layers.gated_norm import GatedGroupNorm
 from neve.layers.heads import HeadShape, Projected
@@ -71,7 +71,7 @@ class Attention(JointModule):
             heads * config.head_dim for heads in (config.num_heads, config.num_kv_heads)
         )
         self.layer = layer
-        self.scale = config.head_dim**-0.5
+        self.scoring = Scoring(config.head_dim**-0.5)
         self.heads = HeadShape(config.num_heads, config.num_kv_heads, config.head_dim)
         self.q_proj = nn.Linear(dims, q_dims, bias=config.bias)
         self.k_proj = nn.Linear(dims, kv_dims, bias=config.bias)
@@ -81,7 +81,7 @@ class Attention(JointModule):
     def __call__(self, x: Normed, context: ForwardContext) -> Delta:
         """Return what is added to the stream, for `x [T, hidden]`."""
         projected = Projected(self.project_parts(x), self.heads)
-        out = context.attend_projected(self.layer, projected, scale=self.scale)
+        out = context.attend_projected(self.layer, projected, self.scoring)
         return Delta(self.o_proj, out)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import mlx.core as mx
 import mlx.nn as nn
 
-from neve.contract.forward import ForwardContext, StepBatch
+from neve.contract.forward import ForwardContext, Scoring, StepBatch
 from neve.layers.heads import HeadShape, Projected
 from neve.layers.joint import JointModule
 from neve.layers.mlp import GatedMLP
@@ -29,7 +29,7 @@ class Attention(JointModule):
         dims, head_dim, bias = config.hidden_size, config.head_dim, config.attention_bias
         self.layer = layer
         self.rope = config.rope
-        self.scale = head_dim**-0.5
+        self.scoring = Scoring(head_dim**-0.5)
         self.heads = HeadShape(config.num_attention_heads, config.num_key_value_heads, head_dim)
         q_dims = config.num_attention_heads * head_dim
         kv_dims = config.num_key_value_heads * head_dim
@@ -49,7 +49,7 @@ class Attention(JointModule):
             k_norm=self.k_norm,
             rope=self.rope,
         )
-        out = context.attend_projected(self.layer, projected, scale=self.scale)
+        out = context.attend_projected(self.layer, projected, self.scoring)
         return Delta(self.o_proj, out)
 
 

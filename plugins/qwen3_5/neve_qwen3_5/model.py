@@ -12,7 +12,7 @@ from typing import TypeAlias
 import mlx.core as mx
 import mlx.nn as nn
 
-from neve.contract.forward import ForwardContext, State, StepBatch
+from neve.contract.forward import ForwardContext, Scoring, State, StepBatch
 from neve.layers.fusion import fused
 from neve.layers.gated_delta import Columns, gated_delta_mixed
 from neve.layers.gated_norm import GatedRMSNorm
@@ -45,7 +45,7 @@ class Attention(JointModule):
         dims, head_dim, bias = config.hidden_size, config.head_dim, config.attention_bias
         self.layer = layer
         self.rope = config.rope
-        self.scale = head_dim**-0.5
+        self.scoring = Scoring(head_dim**-0.5)
         self.heads = HeadShape(
             config.num_attention_heads,
             config.num_key_value_heads,
@@ -67,7 +67,7 @@ class Attention(JointModule):
         projected = Projected(
             parts, self.heads, q_norm=self.q_norm, k_norm=self.k_norm, rope=self.rope
         )
-        out = context.attend_projected(self.layer, projected, scale=self.scale)
+        out = context.attend_projected(self.layer, projected, self.scoring)
         return Delta(self.o_proj, _gated(out, self._gate(parts[0])))
 
     def _gate(self, rows: mx.array) -> mx.array:

@@ -15,6 +15,7 @@ from neve.metal.attention.head_shape import HeadShape, Norms, Slots, Turns
 from neve.metal.attention.heads import prepare_heads
 from neve.metal.attention.paged_attention import paged_decode
 from neve.metal.attention.pages import Layout, Pages, random_pages
+from neve.metal.attention.scoring import Scoring
 from neve.metal.elementwise.norms import Norm
 from neve.metal.runtime import dispatch, launch
 from neve.testing.kernels import emulator
@@ -59,7 +60,8 @@ class Case:
     rotated: int = 0
     interleaved: bool = False
     dtype: mx.Dtype = mx.float32
-    scoring: dict[str, Any] = attrs.field(factory=dict)
+    scoring: Scoring = attrs.field(factory=lambda: Scoring(0.2))
+    window: int | None = None
 
     @property
     def turns(self) -> Turns | None:
@@ -100,12 +102,12 @@ CASES = {
         HeadShape(2, 1, 512),
         (weighted(RMSNorm, 512, 1), weighted(RMSNorm, 512, 2), UnweightedRMSNorm(1e-3)),
         rotated=512,
-        scoring={"window": 40},
+        window=40,
     ),
     "interleaved": Case(HeadShape(6, 2, 64, 32), rotated=48, interleaved=True),
     "half": Case(HeadShape(4, 2, 64), rotated=64, dtype=mx.float16),
     "queries": Case(HeadShape(4, 0, 64), (weighted(RMSNorm, 64, 1), None, None), rotated=64),
-    "bounded": Case(HeadShape(8, 1, 64), dtype=mx.bfloat16, scoring={"softcap": 3.0}),
+    "bounded": Case(HeadShape(8, 1, 64), dtype=mx.bfloat16, scoring=Scoring(0.2, softcap=3.0)),
 }
 
 
@@ -120,8 +122,8 @@ def one(case: Case, longest: int) -> tuple[mx.array, mx.array, Pages]:
         shape=case.shape,
         norms=case.norms,
         longest=longest,
-        scale=0.2,
-        **case.scoring,
+        scoring=case.scoring,
+        window=case.window,
     )
     mx.eval(out, token)
     return out, token, pages
@@ -137,7 +139,8 @@ def two(case: Case, longest: int) -> tuple[mx.array, mx.array, Pages]:
     token = pages.token if token is None else token
     where = (slots.tables, slots.rows, slots.positions)
     after = attrs.evolve(pages, token=token)
-    out = paged_decode(q, after, *where, longest=longest, scale=0.2, **case.scoring)
+    how: Any = {"scoring": case.scoring, "longest": longest, "window": case.window}
+    out = paged_decode(q, after, *where, **how)
     mx.eval(out, token)
     return out, token, pages
 

@@ -19,11 +19,13 @@ from neve.metal.attention.mlx_attention import (
     scatter_rows,
     token_rows,
 )
+from neve.metal.attention.scoring import Scoring
 from neve.metal.runtime import dispatch
 
 pytestmark = pytest.mark.mlx
 
 SCALE = 0.3
+SCORING = Scoring(SCALE)
 TOLERANCE = {mx.float32: 3e-6, mx.bfloat16: 3e-2, mx.float16: 4e-3}
 
 
@@ -41,6 +43,7 @@ def naive_attention(
     v: np.ndarray,
     softcap: float | None,
     window: int | None = None,
+    sinks: list[float] | None = None,
 ) -> np.ndarray:
     """Attend queries `[L, Hq, D]` to keys `[Hk, K, D]`, the last query at the last key."""
     length, num_heads, _ = q.shape
@@ -54,8 +57,11 @@ def naive_attention(
             scores = k[group, visible] @ q[i, h] * SCALE
             if softcap is not None:
                 scores = softcap * np.tanh(scores / softcap)
-            weights = np.exp(scores - scores.max())
-            out[i, h] = weights @ v[group, visible] / weights.sum()
+            sink = [] if sinks is None else [sinks[h]]
+            most = max([*scores, *sink])
+            weights = np.exp(scores - most)
+            total = weights.sum() + np.exp(np.array(sink) - most).sum()
+            out[i, h] = weights @ v[group, visible] / total
     return out
 
 
@@ -77,7 +83,9 @@ def test_decode_is_naive_attention(
     k = normal(2, 3, heads, 12, 8, dtype=dtype)
     v = normal(3, 3, heads, 12, v_dim, dtype=dtype)
 
-    actual = decode_attention(q, k, v, ragged_mask(lengths, 12), scale=SCALE, softcap=softcap)
+    actual = decode_attention(
+        q, k, v, ragged_mask(lengths, 12), scoring=Scoring(SCALE, softcap)
+    )
 
     assert (actual.shape, actual.dtype) == ((3, num_heads, v_dim), dtype)
     for n, length in enumerate(lengths):
@@ -106,7 +114,7 @@ def test_prefill_is_naive_attention(
     k = normal(5, heads, prefix + length, 8, dtype=dtype)
     v = normal(6, heads, prefix + length, v_dim, dtype=dtype)
 
-    actual = prefill_attention(q, k, v, scale=SCALE, softcap=softcap)
+    actual = prefill_attention(q, k, v, scoring=Scoring(SCALE, softcap))
     expected = naive_attention(float64(q), float64(k), float64(v), softcap)
 
     assert (actual.shape, actual.dtype) == ((length, num_heads, v_dim), dtype)
@@ -124,11 +132,11 @@ def test_windowed_prefill_is_naive_attention(
     The fused kernel, which runs on GPUs only, gets a mask; here MLX computes it on the CPU.
     """
     monkeypatch.setattr(mlx_attention, "QUERY_TILE", 4)
-    monkeypatch.setattr(mlx_attention, "_fused", lambda device, softcap: fused)
+    monkeypatch.setattr(mlx_attention, "_fused", lambda device, scoring: fused)
     q = normal(4, length, 4, 8)
     k, v = normal(5, 2, prefix + length, 8), normal(6, 2, prefix + length, 8)
 
-    actual = prefill_attention(q, k, v, scale=SCALE, window=window)
+    actual = prefill_attention(q, k, v, scoring=SCORING, window=window)
     expected = naive_attention(float64(q), float64(k), float64(v), None, window)
 
     assert actual.shape == (length, 4, 8)
@@ -145,20 +153,72 @@ def test_a_windows_softcap_and_dtype(
     q, k = normal(4, 10, 6, 8, dtype=dtype), normal(5, 2, 17, 8, dtype=dtype)
     v = normal(6, 2, 17, 12, dtype=dtype)
 
-    actual = prefill_attention(q, k, v, scale=SCALE, softcap=softcap, window=6)
+    actual = prefill_attention(q, k, v, scoring=Scoring(SCALE, softcap), window=6)
     expected = naive_attention(float64(q), float64(k), float64(v), softcap, 6)
 
     assert (actual.shape, actual.dtype) == ((10, 6, 12), dtype)
     np.testing.assert_allclose(float64(actual), expected, atol=TOLERANCE[dtype])
 
 
+SINKS = [-2.0, 0.0, 1.0, 3.0, 50.0, -50.0]
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("softcap", [None, 1.5])
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
+def test_sinks_take_weight_in_decoding(
+    softcap: float | None, dtype: mx.Dtype, fused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PK-1: a sink takes weight from the keys of its query head, in rows of any length."""
+    if fused and softcap is None:
+        monkeypatch.setattr(mlx_attention, "_fused", lambda device, scoring: True)
+    lengths = [1, 5, 12]
+    q, k = normal(1, 3, 6, 8, dtype=dtype), normal(2, 3, 2, 12, 8, dtype=dtype)
+    v = normal(3, 3, 2, 12, 8, dtype=dtype)
+
+    scoring = Scoring(SCALE, softcap, mx.array(SINKS))
+    actual = decode_attention(q, k, v, ragged_mask(lengths, 12), scoring)
+
+    assert (actual.shape, actual.dtype) == ((3, 6, 8), dtype)
+    for n, length in enumerate(lengths):
+        keys, values = float64(k[n])[:, :length], float64(v[n])[:, :length]
+        expected = naive_attention(float64(q[n])[None], keys, values, softcap, sinks=SINKS)[0]
+        np.testing.assert_allclose(float64(actual[n]), expected, atol=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("window", [None, 6])
+@pytest.mark.parametrize("softcap", [None, 1.5])
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
+def test_sinks_take_weight_in_a_slice(
+    dtype: mx.Dtype,
+    softcap: float | None,
+    window: int | None,
+    fused: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """PK-1: sinks combine with a softcap, a window and the tiles of a long slice."""
+    monkeypatch.setattr(mlx_attention, "QUERY_TILE", 4)
+    if fused and softcap is None:
+        monkeypatch.setattr(mlx_attention, "_fused", lambda device, scoring: True)
+    q, k = normal(4, 10, 6, 8, dtype=dtype), normal(5, 2, 17, 8, dtype=dtype)
+    v = normal(6, 2, 17, 8, dtype=dtype)
+
+    scoring = Scoring(SCALE, softcap, mx.array(SINKS))
+    actual = prefill_attention(q, k, v, scoring, window=window)
+    expected = naive_attention(float64(q), float64(k), float64(v), softcap, window, SINKS)
+
+    assert (actual.shape, actual.dtype) == ((10, 6, 8), dtype)
+    np.testing.assert_allclose(float64(actual), expected, atol=TOLERANCE[dtype])
+
+
 def test_a_window_as_long_as_the_keys_changes_no_bit() -> None:
     """GR-3: as long as nothing is out of sight it is causal attention."""
     q, k, v = normal(1, 9, 2, 8), normal(2, 2, 12, 8), normal(3, 2, 12, 8)
-    full = prefill_attention(q, k, v, scale=SCALE)
+    full = prefill_attention(q, k, v, scoring=SCORING)
 
     for window in (12, 13, 1000):
-        assert mx.array_equal(prefill_attention(q, k, v, scale=SCALE, window=window), full)
+        assert mx.array_equal(prefill_attention(q, k, v, scoring=SCORING, window=window), full)
 
 
 def test_keys_that_no_query_sees_have_no_weight_at_all() -> None:
@@ -167,10 +227,10 @@ def test_keys_that_no_query_sees_have_no_weight_at_all() -> None:
     garbled_k, garbled_v = mx.array(k), mx.array(v)
     garbled_k[:, :5], garbled_v[:, :5] = 1e4, -1e4
 
-    clean = prefill_attention(q, k, v, scale=SCALE, window=5)
+    clean = prefill_attention(q, k, v, scoring=SCORING, window=5)
 
     assert mx.array_equal(
-        prefill_attention(q, garbled_k, garbled_v, scale=SCALE, window=5), clean
+        prefill_attention(q, garbled_k, garbled_v, scoring=SCORING, window=5), clean
     )
 
 
@@ -188,9 +248,9 @@ def test_a_tile_attends_to_its_window_and_no_more_keys(
 
     monkeypatch.setattr(mlx_attention, "QUERY_TILE", 16)
     monkeypatch.setattr(mlx_attention, "_attend", noting)
-    monkeypatch.setattr(mlx_attention, "_fused", lambda device, softcap: False)
+    monkeypatch.setattr(mlx_attention, "_fused", lambda device, scoring: False)
     x = normal(1, 200, 1, 4)
-    prefill_attention(x, x.swapaxes(0, 1), x.swapaxes(0, 1), scale=SCALE, window=window)
+    prefill_attention(x, x.swapaxes(0, 1), x.swapaxes(0, 1), scoring=SCORING, window=window)
 
     assert len(widths) == 13
     assert max(widths) == min(200, 16 + window - 1)
@@ -202,8 +262,8 @@ def test_large_scores_do_not_overflow() -> None:
     expected = naive_attention(float64(q), float64(k), float64(v), None)
     mask = ragged_mask([9], 9)
 
-    prefill = prefill_attention(q, k, v, scale=SCALE)
-    decode = decode_attention(q[-1:], k[None], v[None], mask, scale=SCALE)
+    prefill = prefill_attention(q, k, v, scoring=SCORING)
+    decode = decode_attention(q[-1:], k[None], v[None], mask, scoring=SCORING)
 
     np.testing.assert_allclose(prefill, expected, atol=2e-3)
     np.testing.assert_allclose(decode, expected[-1:], atol=2e-3)
@@ -216,8 +276,8 @@ def test_a_masked_key_has_no_weight_at_all() -> None:
     garbled_k[0, :, 3:] = 1e4
     garbled_v[0, :, 3:] = -1e4
 
-    clean = decode_attention(q, k, v, ragged_mask(mask, 6), scale=SCALE)
-    garbled = decode_attention(q, garbled_k, garbled_v, ragged_mask(mask, 6), scale=SCALE)
+    clean = decode_attention(q, k, v, ragged_mask(mask, 6), scoring=SCORING)
+    garbled = decode_attention(q, garbled_k, garbled_v, ragged_mask(mask, 6), scoring=SCORING)
 
     assert mx.array_equal(clean, garbled)
 
@@ -237,10 +297,10 @@ def test_what_ran_is_counted(run: str) -> None:
             normal(2, 1, 2, 4, 8),
             normal(3, 1, 2, 4, 8),
             ragged_mask([4], 4),
-            scale=SCALE,
+            scoring=SCORING,
         ),
         "prefill": lambda: prefill_attention(
-            normal(1, 3, 2, 8), normal(2, 2, 4, 8), normal(3, 2, 4, 8), scale=SCALE
+            normal(1, 3, 2, 8), normal(2, 2, 4, 8), normal(3, 2, 4, 8), scoring=SCORING
         ),
     }
     calls[run]()
@@ -286,13 +346,17 @@ def test_a_scatter_keeps_the_pools_dtype() -> None:
     assert mx.array_equal(pool[1:, :, 0], x.astype(mx.bfloat16))
 
 
+@pytest.mark.parametrize("sinks", [None, mx.zeros(4)])
 @pytest.mark.parametrize("window", [None, 5])
-def test_mlx_attention_copies_no_result(window: int | None, monkeypatch: Any) -> None:
+def test_mlx_attention_copies_no_result(
+    window: int | None, sinks: mx.array | None, monkeypatch: Any
+) -> None:
     """PK-1: what MLX's fused attention returns is turned by views; an index would gather it."""
     monkeypatch.setattr(mlx_attention, "_fused", lambda *_: True)
     q, k, v = (mx.zeros(shape) for shape in ((6, 4, 8), (2, 9, 8), (2, 9, 8)))
     graph = io.StringIO()
-    mx.export_to_dot(graph, prefill_attention(q, k, v, scale=1.0, window=window))
+    scoring = Scoring(1.0, sinks=sinks)
+    mx.export_to_dot(graph, prefill_attention(q, k, v, scoring, window=window))
 
     assert "Squeeze" in graph.getvalue()
     assert "Gather" not in graph.getvalue()

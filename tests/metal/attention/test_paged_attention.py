@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import io
 import math
 from typing import Any
 
@@ -12,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from neve.metal.attention import paged_attention, paged_launch, paged_plan
-from neve.metal.attention.paged_attention import (
-    paged_decode,
+from neve.metal.attention.paged_attention import paged_decode, paged_prefill
+from neve.metal.attention.paged_reference import (
     paged_decode_reference,
-    paged_prefill,
     paged_prefill_reference,
 )
 from neve.metal.attention.pages import Layout, Pages, random_pages
+from neve.metal.attention.scoring import Scoring
 from neve.metal.runtime import dispatch, launch
 from neve.testing.kernels import emulator
 
@@ -30,6 +29,7 @@ pytestmark = [
 DTYPES = [mx.float32, mx.float16, mx.bfloat16]
 TOLERANCE = {mx.float32: 3e-6, mx.float16: 2e-3, mx.bfloat16: 2e-2}
 SCALE = 0.3
+SCORING = Scoring(SCALE)
 LAYOUT = Layout(heads=2, size=16, dims=32, v_dims=32)
 WHOLE, SPLIT = 1, 256  # as `longest`: in one launch, in two
 
@@ -118,6 +118,11 @@ def naive(
     return out
 
 
+def over(window: int | None = None, **scoring: Any) -> dict[str, Any]:
+    """Return the keywords for operations that attend as `naive` does with these."""
+    return {"scoring": Scoring(SCALE, **scoring), "window": window}
+
+
 def assert_close(actual: mx.array, expected: np.ndarray, dtype: mx.Dtype) -> None:
     assert (actual.shape, actual.dtype) == (expected.shape, dtype)
     got = np.array(actual.astype(mx.float32), np.float64)
@@ -131,7 +136,7 @@ def test_rows_of_any_length_attend_to_their_pages(dtype: mx.Dtype, longest: int)
     """PK-1: each row sees its own tokens: no null page, nothing behind its end, no other's."""
     c = case(dtype)
     with launch.using(emulator.HostBackend()):
-        actual = paged_decode(c.q, *c.where, longest=longest, scale=SCALE)
+        actual = paged_decode(c.q, *c.where, longest=longest, scoring=SCORING)
 
     assert_close(actual, naive(c.q, *c.where), dtype)
     assert not mx.any(actual[3]).item()
@@ -143,7 +148,9 @@ def test_a_row_without_tokens_reads_no_page_of_its_own(longest: int) -> None:
     c = case()
     tables, at = mx.full(c.tables.shape, 9999, mx.int32), mx.full((4,), -1, mx.int32)
     with launch.using(emulator.HostBackend()):
-        actual = paged_decode(c.q, c.pages, tables, c.rows, at, longest=longest, scale=SCALE)
+        actual = paged_decode(
+            c.q, c.pages, tables, c.rows, at, longest=longest, scoring=SCORING
+        )
 
     assert not mx.any(actual).item()
 
@@ -160,7 +167,7 @@ def test_heads_of_any_size(dtype: mx.Dtype, layout: Layout, group: int) -> None:
     """PK-1: idle lanes, heads on several simdgroups, pages shorter than what a lane takes."""
     c = case(dtype, layout, group)
     with launch.using(emulator.HostBackend()):
-        actual = paged_decode(c.q, *c.where, longest=SPLIT, scale=SCALE)
+        actual = paged_decode(c.q, *c.where, longest=SPLIT, scoring=SCORING)
 
     assert_close(actual, naive(c.q, *c.where), dtype)
 
@@ -172,7 +179,7 @@ def test_sinks_and_bounds(longest: int) -> None:
     sinks = mx.array([-2.0, 0.0, 1.0, 1000.0])
     with launch.using(emulator.HostBackend()):
         actual = paged_decode(
-            c.q, *c.where, longest=longest, scale=SCALE, softcap=1.5, sinks=sinks
+            c.q, *c.where, longest=longest, scoring=Scoring(SCALE, 1.5, sinks)
         )
 
     assert_close(actual, naive(c.q, *c.where, softcap=1.5, sinks=sinks), mx.float32)
@@ -198,7 +205,7 @@ def test_any_positions_windows_and_holes(
     where = (c.pages, tables, rows, mx.array(positions, mx.int32))
     q = c.q[: len(positions)]
     with launch.using(emulator.HostBackend(orders=(2,))):
-        actual = paged_decode(q, *where, longest=longest, scale=SCALE, window=window)
+        actual = paged_decode(q, *where, longest=longest, scoring=SCORING, window=window)
 
     assert_close(actual, naive(q, *where, window=window), mx.float32)
 
@@ -215,7 +222,7 @@ def test_scores_of_a_thousand(longest: int) -> None:
     pages = attrs.evolve(c.pages, keys=keys)
     where = (pages, c.tables, c.rows, c.positions)
     with launch.using(emulator.HostBackend(orders=(0,))):
-        actual = paged_decode(q, *where, longest=longest, scale=1.0)
+        actual = paged_decode(q, *where, longest=longest, scoring=Scoring(1.0))
 
     assert_close(actual, naive(q, *where, scale=1.0), mx.float32)
 
@@ -234,7 +241,7 @@ def test_scores_may_rise_or_fall_along_a_context(
     where = (attrs.evolve(drawn, keys=keys), tables, row, mx.array([250], mx.int32))
     q = mx.ones((1, 4, 64), dtype)
     with launch.using(emulator.HostBackend(orders=(0,))):
-        actual = paged_decode(q, *where, longest=longest, scale=1.0)
+        actual = paged_decode(q, *where, longest=longest, scoring=Scoring(1.0))
 
     assert_close(actual, naive(q, *where, scale=1.0), dtype)
 
@@ -250,14 +257,14 @@ def test_a_short_slice_is_causal_over_its_pages(
     row, at = mx.array([0], mx.int32), mx.array([start], mx.int32)
     what = (q, c.pages, c.tables, row, at)
     with launch.using(emulator.HostBackend(orders=(1,))):
-        actual = paged_prefill(*what, start=start, scale=SCALE, window=window)
+        actual = paged_prefill(*what, start=start, scoring=SCORING, window=window)
     one_by_one = (mx.zeros(length, mx.int32), mx.arange(start, start + length))
 
     assert_close(actual, naive(q, c.pages, c.tables, *one_by_one, window=window), mx.float32)
 
 
 @pytest.mark.parametrize(
-    "scoring",
+    "how",
     [
         {},
         {"window": 9},
@@ -267,55 +274,33 @@ def test_a_short_slice_is_causal_over_its_pages(
         {"sinks": mx.array([0.0, 1.0, 2.0, 3.0]), "softcap": 1.5},
     ],
 )
-def test_a_long_slice_attends_to_gathered_pages(scoring: Any) -> None:
+def test_a_long_slice_attends_to_gathered_pages(how: Any) -> None:
     """PK-1: a slice that is worth a copy of its pages gets the same answer."""
     c = case()
     q = mx.random.normal((30, 4, 32), key=mx.random.key(6))
     what = (q, c.pages, c.tables, mx.array([1], mx.int32), mx.array([93], mx.int32))
     with launch.using(emulator.HostBackend(orders=(0,))):
-        actual = paged_prefill(*what, start=93, scale=SCALE, **scoring)
+        actual = paged_prefill(*what, start=93, **over(**how))
     one_by_one = (mx.full(30, 1, mx.int32), mx.arange(93, 123))
 
-    assert_close(actual, naive(q, c.pages, c.tables, *one_by_one, **scoring), mx.float32)
+    assert_close(actual, naive(q, c.pages, c.tables, *one_by_one, **how), mx.float32)
 
 
-@pytest.mark.parametrize("window", [None, 9])
-def test_attention_with_sinks_copies_no_result(window: int | None) -> None:
-    """PK-1: what MLX's attention returns is turned by views; an index would gather it."""
-    c, graph = case(), io.StringIO()
-    row, at = mx.array([1], mx.int32), mx.array([93], mx.int32)
-    with launch.using(emulator.HostBackend(orders=(0,))):
-        out = paged_prefill(
-            mx.zeros((30, 4, 32)),
-            *(c.pages, c.tables, row, at),
-            start=93,
-            scale=SCALE,
-            sinks=mx.zeros(4),
-            window=window,
-        )
-    mx.export_to_dot(graph, out)
-
-    assert "Squeeze" in graph.getvalue()
-    assert "Gather" not in graph.getvalue()
-
-
-@pytest.mark.parametrize("scoring", [{}, {"window": 9}, {"softcap": 1.5}])
+@pytest.mark.parametrize("how", [{}, {"window": 9}, {"softcap": 1.5}])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_references_are_naive_attention(dtype: mx.Dtype, scoring: Any) -> None:
+def test_references_are_naive_attention(dtype: mx.Dtype, how: Any) -> None:
     """PK-1: what kernels are compared with is right itself."""
     c = case(dtype)
     sinks = mx.array([-2.0, 0.0, 1.0, 1000.0])
-    decoded = paged_decode_reference(
-        c.q, *c.where, longest=128, scale=SCALE, sinks=sinks, **scoring
-    )
+    decoded = paged_decode_reference(c.q, *c.where, longest=128, **over(sinks=sinks, **how))
     row, at = mx.array([0], mx.int32), mx.array([86], mx.int32)
     slice_ = paged_prefill_reference(
-        c.q, c.pages, c.tables, row, at, start=86, scale=SCALE, sinks=sinks, **scoring
+        c.q, c.pages, c.tables, row, at, start=86, **over(sinks=sinks, **how)
     )
     one_by_one = (mx.zeros(4, mx.int32), mx.arange(86, 90))
 
-    assert_close(decoded, naive(c.q, *c.where, sinks=sinks, **scoring), dtype)
-    expected = naive(c.q, c.pages, c.tables, *one_by_one, sinks=sinks, **scoring)
+    assert_close(decoded, naive(c.q, *c.where, sinks=sinks, **how), dtype)
+    expected = naive(c.q, c.pages, c.tables, *one_by_one, sinks=sinks, **how)
     assert_close(slice_, expected, dtype)
 
 
@@ -323,7 +308,7 @@ def test_references_are_naive_attention(dtype: mx.Dtype, scoring: Any) -> None:
 def test_decoding_passes_its_self_check(dtype: mx.Dtype) -> None:
     """PK-1: what a GPU is asked at the first use, the host answers rightly."""
     c = case(dtype)
-    shape = paged_launch.shape_of(c.q, c.pages, {"scale": SCALE})
+    shape = paged_launch.shape_of(c.q, c.pages, Scoring(SCALE))
     with launch.using(emulator.HostBackend(orders=(0,))):
         paged_launch.check(shape)
 
@@ -331,7 +316,7 @@ def test_decoding_passes_its_self_check(dtype: mx.Dtype) -> None:
 def test_a_slice_passes_its_self_check() -> None:
     """PK-1: the kernel for slices answers rightly, too, in one launch and in two."""
     c = case()
-    shape = paged_launch.shape_of(c.q, c.pages, {"scale": SCALE}, length=4)
+    shape = paged_launch.shape_of(c.q, c.pages, Scoring(SCALE), length=4)
     with launch.using(emulator.HostBackend(orders=(0,))):
         paged_launch.check(shape)
 
@@ -356,7 +341,7 @@ def test_wrong_kernels_are_noticed(right: str, wrong: str) -> None:
         return body.replace(right, wrong)
 
     with launch.using(emulator.HostBackend(orders=(0,), rewrite=broken)):
-        actual = paged_decode(c.q, *where, longest=WHOLE, scale=SCALE)
+        actual = paged_decode(c.q, *where, longest=WHOLE, scoring=SCORING)
     with pytest.raises(AssertionError):
         assert_close(actual, naive(c.q, *where), mx.float32)
 
@@ -366,9 +351,9 @@ def test_other_dtypes_and_sizes_run_as_operations() -> None:
     c = case(mx.float32, Layout(heads=2, size=16, dims=12, v_dims=8))
     before = dispatch.counts().get("paged_decode:ops", 0)
     with launch.using(emulator.HostBackend()):
-        actual = paged_decode(c.q, *c.where, longest=128, scale=SCALE)
+        actual = paged_decode(c.q, *c.where, longest=128, scoring=SCORING)
         mixed = case().q.astype(mx.bfloat16)
-        paged_decode(mixed, *case().where, longest=128, scale=SCALE)
+        paged_decode(mixed, *case().where, longest=128, scoring=SCORING)
 
     assert_close(actual, naive(c.q, *c.where), mx.float32)
     assert dispatch.counts()["paged_decode:ops"] == before + 2
@@ -381,8 +366,8 @@ def test_slices_are_read_in_place_while_they_are_short() -> None:
     row, at = mx.array([1], mx.int32), mx.array([100], mx.int32)
     before = dispatch.counts().get("gather_pages:host", 0)
     with launch.using(emulator.HostBackend(orders=(0,))):
-        paged_prefill(q[:-1], c.pages, c.tables, row, at, start=100, scale=SCALE)
+        paged_prefill(q[:-1], c.pages, c.tables, row, at, start=100, scoring=SCORING)
         assert dispatch.counts().get("gather_pages:host", 0) == before
-        paged_prefill(q, c.pages, c.tables, row, at, start=100, scale=SCALE)
+        paged_prefill(q, c.pages, c.tables, row, at, start=100, scoring=SCORING)
 
     assert dispatch.counts()["gather_pages:host"] == before + 1
