@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
-from typing import TypeAlias
-
 import attrs
 import mlx.core as mx
 
 from ..elementwise.norms import rms_norm
 from ..runtime import dispatch
 from ..runtime.fusion import fused
-from ..runtime.launch import Kernel, Launch, floats, ints
+from ..runtime.launch import Kernel, floats
 from .delta_rule import gated_delta_reference
+from .scan_kernel import ScanKernel, compare, draw
 
 _EPS = 1e-6
 """Added to the sum of squares of a query or key that is normed here."""
 
 _INPUTS = ("q", "k", "v", "a", "b", "log_a", "dt_bias", "state", "ip", "fp")
-_KERNEL = Kernel("gated_delta", _INPUTS, ("out", "after"))
-_THREADS, _ROWS = 128, 16
-_WIDTHS = (32, 64, 96, 128, 256)
-
-_Check: TypeAlias = Callable[[tuple[mx.Dtype, ...], tuple[int, ...]], None]
+_SCAN = ScanKernel(Kernel("gated_delta", _INPUTS, ("out", "after")))
 
 
 @attrs.frozen
@@ -63,7 +56,7 @@ def gated_delta(
         Outputs `[N, L, Hv, Dv]` in the dtype of `v`, and the state after the last token.
     """
     dtypes = (q.dtype, v.dtype, log_g.dtype)
-    if _takes_kernel(dtypes, state, _check_plain):
+    if _SCAN.takes(dtypes, state, _check_plain):
         return gated_delta_kernel(q, k, v, log_g, beta, state)
     return gated_delta_reference(q, k, v, log_g, beta, state)
 
@@ -93,25 +86,9 @@ def gated_delta_mixed(
         Outputs `[N, L, Hv, Dv]` in the dtype of `mixed`, and the state after the last token.
     """
     dtypes = (mixed.dtype, mixed.dtype, rows.dtype)
-    if _takes_kernel(dtypes, state, _check_mixed):
+    if _SCAN.takes(dtypes, state, _check_mixed):
         return gated_delta_mixed_kernel(mixed, rows, columns, log_a, dt_bias, state)
     return gated_delta_mixed_reference(mixed, rows, columns, log_a, dt_bias, state)
-
-
-def _takes_kernel(dtypes: tuple[mx.Dtype, ...], state: mx.array, check: _Check) -> bool:
-    """Decide for dtypes of keys, values and rates, and a state."""
-    dims = state.shape[2:]
-    unsupported = None
-    if dims[1] not in _WIDTHS:
-        unsupported = f"keys of {dims[1]} elements are not of {_WIDTHS}"
-    elif state.dtype != mx.float32:
-        unsupported = f"a state in {state.dtype} is not float32"
-    return dispatch.takes_kernel(
-        "gated_delta",
-        (check.__name__, dtypes, dims),
-        functools.partial(check, dtypes, dims),
-        unsupported=unsupported,
-    )
 
 
 # -- reference -----------------------------------------------------------------------------
@@ -168,12 +145,9 @@ def gated_delta_kernel(
     state: mx.array,
 ) -> tuple[mx.array, mx.array]:
     """Run it in one launch; see `gated_delta`."""
-    num_keys, width = k.shape[2:]
-    num_heads, depth = v.shape[2:]
-    lengths = (num_keys * width, num_keys * width, num_heads * depth, num_heads, num_heads)
     none = floats(0.0)
     tokens = (q, k.astype(q.dtype), v, log_g, beta.astype(log_g.dtype))
-    return _launched(tokens, (none, none), state, num_keys, (lengths, (0,) * 5), raw=False)
+    return _launched(tokens, (0,) * 5, (none, none), state, k.shape[2], raw=False)
 
 
 def gated_delta_mixed_kernel(
@@ -186,53 +160,51 @@ def gated_delta_mixed_kernel(
 ) -> tuple[mx.array, mx.array]:
     """Run it in one launch; see `gated_delta_mixed`."""
     num_keys, width = _num_keys(mixed, state), state.shape[3]
-    lengths = (mixed.shape[2],) * 3 + (rows.shape[2],) * 2
     starts = (0, num_keys * width, 2 * num_keys * width, columns.decay, columns.rate)
     tokens = (mixed, mixed, mixed, rows, rows)
-    parameters = (log_a, dt_bias)
-    return _launched(tokens, parameters, state, num_keys, (lengths, starts), raw=True)
+    return _launched(tokens, starts, (log_a, dt_bias), state, num_keys, raw=True)
 
 
 def _launched(
-    tokens: Sequence[mx.array],
+    tokens: tuple[mx.array, ...],
+    starts: tuple[int, ...],
     parameters: tuple[mx.array, mx.array],
     state: mx.array,
     num_keys: int,
-    places: tuple[Sequence[int], Sequence[int]],
     *,
     raw: bool,
 ) -> tuple[mx.array, mx.array]:
     """Launch the kernel.
 
     Args:
-        tokens: Where queries, keys, values and the two rates lie.
-        parameters: `log_a` and `dt_bias`, looked at if `raw`.
-        state: As that of `gated_delta`.
+        tokens: Arrays that hold queries, keys, values and the two rates.
+        starts: First column of each.
+        parameters: `log_a` and `dt_bias`; the kernel reads them only if `raw`.
+        state: As in `gated_delta`.
         num_keys: Key heads.
-        places: How many elements a token has in each of `tokens`, and which one is the first
-            that counts.
-        raw: Whether queries and keys are to be normed, and rates to be made of `a` and `b`.
+        raw: Whether the kernel norms queries and keys and makes rates of `a` and `b`.
     """
     q, _, v, a, _ = tokens
-    num_rows, num_heads, depth, width = state.shape
-    length = q.shape[1]
-    launch = Launch(
-        template={
-            "T": v.dtype,
-            "TQ": q.dtype,
-            "TV": v.dtype,
-            "TA": a.dtype,
-            "DK": width,
-            "DV": depth,
-            "RAW": raw,
-        },
-        grid=(_THREADS * -(-depth // _ROWS), num_heads, num_rows),
-        threadgroup=(_THREADS, 1, 1),
-        outputs=[((num_rows, length, num_heads, depth), v.dtype), (state.shape, mx.float32)],
+    depth, width = state.shape[2:]
+    template = {
+        "T": v.dtype,
+        "TQ": q.dtype,
+        "TV": v.dtype,
+        "TA": a.dtype,
+        "DK": width,
+        "DV": depth,
+        "RAW": raw,
+    }
+    return _SCAN.launch(
+        tokens,
+        starts,
+        parameters,
+        state,
+        groups=num_keys,
+        dtype=v.dtype,
+        template=template,
+        numbers=(_EPS,),
     )
-    ip = ints(length, num_heads // num_keys, *places[0], *places[1])
-    out, after = _KERNEL(*tokens, *parameters, state, ip, floats(_EPS), launch=launch)
-    return out, after
 
 
 def _num_keys(mixed: mx.array, state: mx.array) -> int:
@@ -242,32 +214,30 @@ def _num_keys(mixed: mx.array, state: mx.array) -> int:
 
 
 def _check_plain(dtypes: tuple[mx.Dtype, ...], dims: tuple[int, ...], seed: int = 1) -> None:
-    """Compare the kernel with its reference, on as many tokens as show all of it."""
+    """Compare the kernel with its reference on rates and normed keys."""
     (dk, dv, dr), width = dtypes, dims[1]
-    got: list[mx.array] = []
-    want: list[mx.array] = []
-    for length in (1, 11):
+
+    def arguments(length: int) -> tuple[mx.array, ...]:
         q, k, v, a, b, state = _drawn(length, dims, seed)
         q, k = _unit(q) * width**-0.5, _unit(k)
         log_g, beta = (-mx.exp(a)).astype(dr), mx.sigmoid(b).astype(dr)
-        args = (q.astype(dk), k.astype(dk), v.astype(dv), log_g, beta, state)
-        got += gated_delta_kernel(*args)
-        want += gated_delta_reference(*args)
-    dispatch.compare(got, want)
+        return q.astype(dk), k.astype(dk), v.astype(dv), log_g, beta, state
+
+    compare(gated_delta_kernel, gated_delta_reference, arguments)
 
 
 def _check_mixed(dtypes: tuple[mx.Dtype, ...], dims: tuple[int, ...], seed: int = 1) -> None:
-    """Compare the kernel with its reference, on as many tokens as show all of it."""
-    got: list[mx.array] = []
-    want: list[mx.array] = []
-    for length in (1, 11):
+    """Compare the kernel with its reference on rows of a projection."""
+
+    def arguments(
+        length: int,
+    ) -> tuple[mx.array, mx.array, Columns, mx.array, mx.array, mx.array]:
         q, k, v, a, b, state = _drawn(length, dims, seed)
         mixed = mx.concatenate([x.flatten(2) for x in (q, k, v)], axis=-1).astype(dtypes[0])
         rows = mx.concatenate([b, a], axis=-1).astype(dtypes[2])
-        args = (mixed, rows, Columns(decay=4, rate=0), mx.zeros(4), mx.ones(4), state)
-        got += gated_delta_mixed_kernel(*args)
-        want += gated_delta_mixed_reference(*args)
-    dispatch.compare(got, want)
+        return mixed, rows, Columns(decay=4, rate=0), mx.zeros(4), mx.ones(4), state
+
+    compare(gated_delta_mixed_kernel, gated_delta_mixed_reference, arguments)
 
 
 def _check(dtype: mx.Dtype, kind: str, seed: int = 1) -> None:
@@ -285,10 +255,7 @@ def _drawn(length: int, dims: tuple[int, ...], seed: int) -> list[mx.array]:
         *[(2, length, 4)] * 2,
         (2, 4, *dims),
     ]
-    return [
-        mx.random.normal(shape, key=key)
-        for shape, key in zip(shapes, mx.random.split(mx.random.key(seed), 6), strict=True)
-    ]
+    return draw(seed, shapes)
 
 
 dispatch.register("gated_delta", _check, [("mixed",), ("plain",)])

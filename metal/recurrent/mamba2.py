@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from collections.abc import Callable
 
 import attrs
 import mlx.core as mx
 
 from ..runtime import dispatch
 from ..runtime.fusion import fused
-from ..runtime.launch import Kernel, Launch, floats, ints
+from ..runtime.launch import Kernel
+from .scan_kernel import ScanKernel, compare, draw
 from .state_space import mamba2_reference
 
 _INPUTS = ("x", "dt", "b", "c", "a", "dt_bias", "skip", "state", "ip", "fp")
-_KERNEL = Kernel("mamba2", _INPUTS, ("out", "after"))
-_THREADS, _ROWS = 128, 16
-_WIDTHS = (32, 64, 96, 128, 256)
-
-_Check: TypeAlias = Callable[[tuple[mx.Dtype, ...], tuple[int, ...]], None]
+_SCAN = ScanKernel(Kernel("mamba2", _INPUTS, ("out", "after")))
 
 
 @attrs.frozen(eq=False)
@@ -65,7 +61,7 @@ def mamba2(
     Returns:
         Outputs `[N, L, H, P]`, float32, and the state after the last token.
     """
-    if _takes_kernel((x.dtype, dt.dtype, b.dtype), state, _check_plain):
+    if _SCAN.takes((x.dtype, dt.dtype, b.dtype), state, _check_plain):
         return mamba2_kernel(x, dt, a, b, c, state)
     return mamba2_reference(x, dt, a, b, c, state, chunk=chunk)
 
@@ -92,25 +88,9 @@ def mamba2_mixed(
     Returns:
         Outputs `[N, L, H, P]`, float32, and the state after the last token.
     """
-    if _takes_kernel((mixed.dtype, rows.dtype, mixed.dtype), state, _check_mixed):
+    if _SCAN.takes((mixed.dtype, rows.dtype, mixed.dtype), state, _check_mixed):
         return mamba2_mixed_kernel(mixed, rows, column, rates, state)
     return mamba2_mixed_reference(mixed, rows, column, rates, state, chunk=chunk)
-
-
-def _takes_kernel(dtypes: tuple[mx.Dtype, ...], state: mx.array, check: _Check) -> bool:
-    """Decide for dtypes of inputs, time steps and `B` and `C`, and a state."""
-    dims = state.shape[2:]
-    unsupported = None
-    if dims[1] not in _WIDTHS:
-        unsupported = f"a state of {dims[1]} elements a row is not of {_WIDTHS}"
-    elif state.dtype != mx.float32:
-        unsupported = f"a state in {state.dtype} is not float32"
-    return dispatch.takes_kernel(
-        "mamba2",
-        (check.__name__, dtypes, dims),
-        functools.partial(check, dtypes, dims),
-        unsupported=unsupported,
-    )
 
 
 # -- reference -----------------------------------------------------------------------------
@@ -174,11 +154,8 @@ def mamba2_kernel(
     x: mx.array, dt: mx.array, a: mx.array, b: mx.array, c: mx.array, state: mx.array
 ) -> tuple[mx.array, mx.array]:
     """Run it in one launch; see `mamba2`."""
-    num_groups, width = b.shape[2:]
-    num_heads, depth = x.shape[2:]
-    lengths = (num_heads * depth, num_heads, num_groups * width, num_groups * width)
     tokens = (x, dt, b, c.astype(b.dtype))
-    return _launched(tokens, (a, a, a), state, num_groups, (lengths, (0,) * 4), limit=None)
+    return _launched(tokens, (0,) * 4, (a, a, a), state, b.shape[2], limit=None)
 
 
 def mamba2_mixed_kernel(
@@ -188,84 +165,77 @@ def mamba2_mixed_kernel(
     _, num_heads, depth, width = state.shape
     inner = num_heads * depth
     num_groups = (mixed.shape[2] - inner) // (2 * width)
-    lengths = (mixed.shape[2], rows.shape[2], mixed.shape[2], mixed.shape[2])
     starts = (0, column, inner, inner + num_groups * width)
     tokens = (mixed, rows, mixed, mixed)
     heads = (rates.log_a, rates.dt_bias, rates.skip)
-    return _launched(tokens, heads, state, num_groups, (lengths, starts), limit=rates.limit)
+    return _launched(tokens, starts, heads, state, num_groups, limit=rates.limit)
 
 
 def _launched(
-    tokens: Sequence[mx.array],
+    tokens: tuple[mx.array, ...],
+    starts: tuple[int, ...],
     heads: tuple[mx.array, mx.array, mx.array],
     state: mx.array,
     num_groups: int,
-    places: tuple[Sequence[int], Sequence[int]],
     *,
     limit: tuple[float, float] | None,
 ) -> tuple[mx.array, mx.array]:
     """Launch the kernel.
 
     Args:
-        tokens: Where inputs, time steps, `B` and `C` lie.
-        heads: What is known of each head: `a`, `dt_bias` and `skip`.
-        state: As that of `mamba2`.
+        tokens: Arrays that hold inputs, time steps, `B` and `C`.
+        starts: First column of each.
+        heads: Parameters of each head: `a`, `dt_bias` and `skip`.
+        state: As in `mamba2`.
         num_groups: Groups of heads.
-        places: How many elements a token has in each of `tokens`, and which one is the first
-            that counts.
-        limit: Of time steps; None if they and the rates are ready to use.
+        limit: Least and greatest time step; None if time steps and rates are ready to use.
     """
     x, dt, b, _ = tokens
-    num_rows, num_heads, depth, width = state.shape
-    length = x.shape[1]
-    launch = Launch(
-        template={
-            "TX": x.dtype,
-            "TD": dt.dtype,
-            "TB": b.dtype,
-            "P": depth,
-            "S": width,
-            "RAW": limit is not None,
-        },
-        grid=(_THREADS * -(-depth // _ROWS), num_heads, num_rows),
-        threadgroup=(_THREADS, 1, 1),
-        outputs=[
-            ((num_rows, length, num_heads, depth), mx.float32),
-            (state.shape, mx.float32),
-        ],
+    depth, width = state.shape[2:]
+    template = {
+        "TX": x.dtype,
+        "TD": dt.dtype,
+        "TB": b.dtype,
+        "P": depth,
+        "S": width,
+        "RAW": limit is not None,
+    }
+    return _SCAN.launch(
+        tokens,
+        starts,
+        heads,
+        state,
+        groups=num_groups,
+        dtype=mx.float32,
+        template=template,
+        numbers=limit or (0, 0),
     )
-    ip = ints(length, num_heads // num_groups, *places[0], *places[1])
-    out, after = _KERNEL(*tokens, *heads, state, ip, floats(*(limit or (0, 0))), launch=launch)
-    return out, after
 
 
 def _check_plain(dtypes: tuple[mx.Dtype, ...], dims: tuple[int, ...], seed: int = 1) -> None:
-    """Compare the kernel with its reference, on as many tokens as show all of it."""
+    """Compare the kernel with its reference on time steps and rates."""
     tx, td, tb = dtypes
-    got: list[mx.array] = []
-    want: list[mx.array] = []
-    for length in (1, 11):
+
+    def arguments(length: int) -> tuple[mx.array, ...]:
         x, bc, dt, state = _drawn(length, dims, seed)
         b, c = (t.astype(tb) for t in bc.split(2, axis=2))
-        args = (x.astype(tx), mx.exp(dt - 2).astype(td), -mx.ones(4), b, c, state)
-        got += mamba2_kernel(*args)
-        want += mamba2_reference(*args, chunk=64)
-    dispatch.compare(got, want)
+        return x.astype(tx), mx.exp(dt - 2).astype(td), -mx.ones(4), b, c, state
+
+    compare(mamba2_kernel, functools.partial(mamba2_reference, chunk=64), arguments)
 
 
 def _check_mixed(dtypes: tuple[mx.Dtype, ...], dims: tuple[int, ...], seed: int = 1) -> None:
-    """Compare the kernel with its reference, on as many tokens as show all of it."""
+    """Compare the kernel with its reference on rows of a projection."""
     rates = Rates(mx.zeros(4), mx.ones(4), 2 * mx.ones(4), (0.5, 2.0))
-    got: list[mx.array] = []
-    want: list[mx.array] = []
-    for length in (1, 11):
+
+    def arguments(length: int) -> tuple[mx.array, mx.array, int, Rates, mx.array]:
         x, bc, dt, state = _drawn(length, dims, seed)
         mixed = mx.concatenate([x.flatten(2), bc.flatten(2)], axis=-1).astype(dtypes[0])
         rows = mx.concatenate([mx.zeros_like(dt), dt], axis=-1).astype(dtypes[1])
-        args = (mixed, rows, 4, rates, state)
-        got += mamba2_mixed_kernel(*args)
-        want += mamba2_mixed_reference(*args, chunk=64)
-    dispatch.compare(got, want)
+        return mixed, rows, 4, rates, state
+
+    reference = functools.partial(mamba2_mixed_reference, chunk=64)
+    compare(mamba2_mixed_kernel, reference, arguments)
 
 
 def _check(dtype: mx.Dtype, kind: str, seed: int = 1) -> None:
@@ -279,10 +249,7 @@ def _drawn(length: int, dims: tuple[int, ...], seed: int) -> list[mx.array]:
     """Return random inputs, `B` and `C`, steps and a state of 2 rows, 4 heads, 2 groups."""
     heads = (2, length, 4)
     shapes = [(*heads, dims[0]), (*heads, dims[1]), heads, (2, 4, *dims)]
-    return [
-        mx.random.normal(shape, key=key)
-        for shape, key in zip(shapes, mx.random.split(mx.random.key(seed), 4), strict=True)
-    ]
+    return draw(seed, shapes)
 
 
 dispatch.register("mamba2", _check, [("mixed",), ("plain",)])
