@@ -3,43 +3,51 @@
 from __future__ import annotations
 
 import functools
-import math
-from typing import Literal, TypeAlias
+from typing import Literal
 
-import attrs
 import mlx.core as mx
 
 from ..elementwise.norms import Norm, ProbeNorm
 from ..runtime import dispatch
-from ..runtime.launch import Kernel, Launch, Template, floats, ints
-from .head_shape import HeadShape, Making, Norms, Slots, Turns, epsilons_of, weights_of
+from . import heads_launch
+from .head_shape import HeadShape, Norms, Slots, Turns
 from .mlx_attention import scatter_rows, token_rows
 from .pages import Pages
 
-_KERNEL = Kernel(
-    "prepare_heads",
-    (
-        "projected",
-        "keys",
-        "values",
-        "prev",
-        "tables",
-        "rows",
-        "positions",
-        "turns",
-        "q_weight",
-        "k_weight",
-        "v_weight",
-        "fp",
-    ),
-    ("q", "token"),
-)
-_SIMDGROUPS = 4
-_MIN_ELEMENTS = 8  # Metal hands a kernel smaller arrays over as constants
-_PLACES = ("keys", "values", "tables", "rows", "positions")
 
-Kind: TypeAlias = tuple[HeadShape, int, mx.Dtype | None, int, Making]
-"""Arguments of `_plan` but the first."""
+def prepare_heads(
+    projected: mx.array,
+    pages: Pages | None,
+    slots: Slots | None,
+    turns: Turns | None,
+    *,
+    shape: HeadShape,
+    norms: Norms = (None, None, None),
+) -> tuple[mx.array, mx.array | None]:
+    """Norm and rotate a step's heads, and write its keys and values to their pages, in place.
+
+    Whoever reads the pages afterwards takes the returned token, so as to come after. Values are
+    not rotated. A block id of 0 or less is the null block: what belongs there is left out.
+
+    Args:
+        projected: `[T, W]`, rows of which begin as `shape` says; at least one.
+        pages: The layer's pages; None where only queries are projected.
+        slots: Where the tokens lie in them, None with `pages`.
+        turns: Rotation of queries and keys; None for none.
+        shape: Heads of the rows.
+        norms: Of queries, keys and values.
+
+    Returns:
+        Queries `[T, Hq, D]` and the pages' new token, None without pages.
+    """
+    plan = heads_launch.plan_of(projected, pages, turns, shape, norms)
+    check = functools.partial(_check, projected, pages, turns, shape, norms)
+    taken = dispatch.takes_kernel(
+        "prepare_heads", plan.variant, check, unsupported=plan.unsupported
+    )
+    if taken:
+        return heads_launch.launched(plan, projected, pages, slots, turns, norms)
+    return prepare_heads_reference(projected, pages, slots, turns, shape, norms)
 
 
 def prepare_heads_reference(
@@ -90,40 +98,6 @@ def _turned(x: mx.array, turns: Turns | None) -> mx.array:
     return mx.concatenate([out.astype(x.dtype), x[..., 2 * half :]], axis=-1)
 
 
-@attrs.frozen
-class _Plan:
-    """What follows from the kind of the arguments alone.
-
-    Attributes:
-        unsupported: Why the kernel cannot take them, None if it can.
-        variant: What the kernel is compiled for.
-        kernel: With the inputs that it reads.
-        launch: How it is started.
-    """
-
-    unsupported: str | None
-    variant: Kind
-    kernel: Kernel
-    launch: Launch
-
-
-def _kind_of(
-    projected: mx.array,
-    pages: Pages | None,
-    turns: Turns | None,
-    shape: HeadShape,
-    norms: Norms,
-) -> Kind:
-    dtypes = {projected.dtype, *(weight.dtype for weight in weights_of(norms))}
-    page_size = 0
-    if pages is not None:
-        page_size = pages.keys.shape[2]
-        dtypes |= {pages.keys.dtype, pages.values.dtype}
-    dtype = projected.dtype if len(dtypes) == 1 else None
-    making = Making.of(shape, turns, norms)
-    return shape, projected.shape[-1], dtype, page_size, making
-
-
 def prepare_heads_kernel(
     projected: mx.array,
     pages: Pages | None,
@@ -133,130 +107,8 @@ def prepare_heads_kernel(
     norms: Norms,
 ) -> tuple[mx.array, mx.array | None]:
     """Do in one launch what `prepare_heads` does."""
-    plan = _plan(projected.shape[0], *_kind_of(projected, pages, turns, shape, norms))
-    return _launched(plan, projected, pages, slots, turns, norms)
-
-
-def _launched(
-    plan: _Plan,
-    projected: mx.array,
-    pages: Pages | None,
-    slots: Slots | None,
-    turns: Turns | None,
-    norms: Norms,
-) -> tuple[mx.array, mx.array | None]:
-    places, num_pages = [ints(0)], 0
-    if pages is not None and slots is not None:
-        places = [pages.keys, pages.values, pages.token]
-        places += [slots.tables, slots.rows, slots.positions]
-        num_pages = slots.tables.shape[-1]
-    if turns is not None:
-        places.append(turns.factors)
-    numbers = floats(*epsilons_of(norms), *projected.shape, num_pages)
-    inputs = (projected, *places, *weights_of(norms), numbers)
-    q, token = plan.kernel(*inputs, launch=plan.launch)
-    return q, None if pages is None else token
-
-
-def prepare_heads(
-    projected: mx.array,
-    pages: Pages | None,
-    slots: Slots | None,
-    turns: Turns | None,
-    *,
-    shape: HeadShape,
-    norms: Norms = (None, None, None),
-) -> tuple[mx.array, mx.array | None]:
-    """Norm and rotate a step's heads, and write its keys and values to their pages, in place.
-
-    Whoever reads the pages afterwards takes the returned token, so as to come after. Values are
-    not rotated. A block id of 0 or less is the null block: what belongs there is left out.
-
-    Args:
-        projected: `[T, W]`, rows of which begin as `shape` says; at least one.
-        pages: The layer's pages; None where only queries are projected.
-        slots: Where the tokens lie in them, None with `pages`.
-        turns: Rotation of queries and keys; None for none.
-        shape: Heads of the rows.
-        norms: Of queries, keys and values.
-
-    Returns:
-        Queries `[T, Hq, D]` and the pages' new token, None without pages.
-    """
-    plan = _plan(projected.shape[0], *_kind_of(projected, pages, turns, shape, norms))
-    check = functools.partial(_check, projected, pages, turns, shape, norms)
-    if dispatch.takes_kernel(
-        "prepare_heads", plan.variant, check, unsupported=plan.unsupported
-    ):
-        return _launched(plan, projected, pages, slots, turns, norms)
-    return prepare_heads_reference(projected, pages, slots, turns, shape, norms)
-
-
-def _unsupported(
-    shape: HeadShape, dtype: mx.Dtype | None, making: Making, word: int
-) -> str | None:
-    """Return why the kernel cannot take such arguments, None if it can."""
-    if dtype is None:
-        return "projections, norms and pages are of several dtypes"
-    if min(shape.head_dim, shape.value_dim) < _MIN_ELEMENTS or shape.head_dim % 2:
-        return f"heads of {shape.head_dim} and {shape.value_dim} elements"
-    if 0 < making.turned_dims < 2 * _MIN_ELEMENTS:
-        return f"a rotation of {making.turned_dims} elements"
-    if making.interleaved and word == 1:
-        return f"pairs side by side in {shape}"
-    return None
-
-
-def _word(shape: HeadShape, width: int, making: Making) -> int:
-    """Return how many elements a lane reads at once: few enough that no lane is idle."""
-    half = making.turned_dims if making.interleaved else making.turned_dims // 2
-    widest = max(shape.head_dim, shape.value_dim)
-    most = 8 if widest > 128 else 4 if widest > 64 else 2
-    return math.gcd(width, shape.head_dim, shape.value_dim, shape.query_stride, half, most)
-
-
-@functools.lru_cache(maxsize=1024)
-def _plan(
-    num_tokens: int,
-    shape: HeadShape,
-    width: int,
-    dtype: mx.Dtype | None,
-    page_size: int,
-    making: Making,
-) -> _Plan:
-    word = _word(shape, width, making)
-    template: Template = {
-        "T": dtype or mx.float32,
-        "HQ": shape.num_heads,
-        "HK": shape.kv_heads,
-        "D": shape.head_dim,
-        "DV": shape.value_dim,
-        "QS": shape.query_stride,
-        "S": max(1, page_size),
-        "ROT": making.turned_dims,
-        "INTER": making.interleaved,
-        "QN": making.norms[0],
-        "KN": making.norms[1],
-        "VN": making.norms[2],
-        "V": word,
-        "C": -(-max(shape.head_dim, shape.value_dim) // (32 * word)),
-    }
-    simdgroups = num_tokens * (shape.num_heads + 2 * shape.kv_heads)
-    queries = (num_tokens, shape.num_heads, shape.head_dim)
-    launch = Launch(
-        template=template,
-        grid=(-(-simdgroups // _SIMDGROUPS) * _SIMDGROUPS * 32, 1, 1),
-        threadgroup=(_SIMDGROUPS * 32, 1, 1),
-        outputs=[(queries, dtype or mx.float32), ((1,), mx.int32)],
-    )
-    absent = [] if page_size else [*_PLACES]
-    absent += [] if making.turned_dims else ["turns"]
-    return _Plan(
-        _unsupported(shape, dtype, making, word),
-        (shape, width, dtype, page_size, making),
-        _KERNEL.without(*absent, *making.unweighted),
-        launch,
-    )
+    plan = heads_launch.plan_of(projected, pages, turns, shape, norms)
+    return heads_launch.launched(plan, projected, pages, slots, turns, norms)
 
 
 def _check(
