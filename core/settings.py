@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import attrs
 from attrs import validators
 
 from .errors import SettingsError
+from .metal.runtime import switches
 from .structuring import strict_converter, structure
 
 _positive = validators.ge(1)
@@ -297,9 +298,9 @@ def _unknown(keywords: Mapping[str, Any]) -> list[str]:
     return findings
 
 
-def _structure_rooms(merged: Mapping[str, Any]) -> Settings:
-    """Return `Settings` of field values; names that are no field's are errors as well."""
-    findings = _unknown(merged)
+def _structure_rooms(merged: Mapping[str, Any], faults: Sequence[str]) -> Settings:
+    """Return `Settings` of field values; unknown names and `faults` found before are errors."""
+    findings = [*faults, *_unknown(merged)]
     nested: dict[str, dict[str, Any]] = {room: {} for room in ROOMS}
     for key, room in FIELD_ROOMS.items():
         if key in merged:
@@ -357,7 +358,8 @@ def resolve(
         environ: The environment; None means the process's.
 
     Raises:
-        SettingsError: An unknown keyword, or a value of the wrong type or range.
+        SettingsError: An unknown keyword, a value of the wrong type or range, or an unknown
+            value of a switch in the environment such as `NEVE_KERNELS`.
     """
     keywords, config = keywords or {}, config or {}
     environ = os.environ if environ is None else environ
@@ -372,4 +374,5 @@ def resolve(
     merged = dict(yielding[0])
     for layer in (configured, normal[0], _given(settings or Settings()), keywords, winning[0]):
         merged.update(layer)
-    return Resolved(_structure_rooms(merged), tuple(ignored))
+    settings = _structure_rooms(merged, switches.faults(environ))
+    return Resolved(settings, tuple(ignored))

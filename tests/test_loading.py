@@ -11,6 +11,7 @@ import pytest
 
 import neve
 from neve.contract.plan import ExecutionPlan
+from neve.errors import SettingsError
 from neve.families import Family
 
 pytestmark = pytest.mark.mlx
@@ -59,6 +60,14 @@ def test_config_json_sizes_the_pool(checkpoint):
     with neve.load(path) as model, neve.load(path, paged_cache_memory_mb=8) as other:
         assert model.info.settings.cache.paged_block_size == 32
         assert other.info.initial_blocks > 2 * model.info.initial_blocks - 2
+
+
+def test_an_unknown_value_of_a_switch_stops_loading(monkeypatch):
+    """UX-2: the error comes before a weight is read, and says which values there are."""
+    monkeypatch.setenv("NEVE_FUSE", "yes please")
+
+    with pytest.raises(SettingsError, match="NEVE_FUSE: must be on or off, got 'yes please'"):
+        neve.load(CHECKPOINT, paged_cache_memory_mb=4)
 
 
 def test_superseded_key_is_reported(checkpoint, logged):

@@ -411,3 +411,14 @@ def test_a_checkpoint_with_a_wrong_value_is_refused() -> None:
 def test_valid_settings_resolve_to_themselves(settings: Settings) -> None:
     """What a caller built is what the engine gets."""
     assert resolved(settings=settings) == Resolved(settings, ())
+
+
+@pytest.mark.parametrize("variable", ["NEVE_KERNELS", "NEVE_FUSE"])
+def test_an_unknown_value_of_a_switch_is_an_error(variable: str) -> None:
+    """UX-2: a typing error does not run a model in another way than was asked for."""
+    with pytest.raises(SettingsError) as caught:
+        resolved({"max_num_sequences": 1}, environ={variable: "offf"})
+
+    assert caught.value.findings[0] == f"{variable}: must be on or off, got 'offf'"
+    assert "max_num_sequences" in caught.value.findings[1]
+    assert resolved(environ={variable: "off"}) == Resolved(Settings(), ())

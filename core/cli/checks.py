@@ -15,7 +15,9 @@ from typing import Literal
 
 import attrs
 
+from ..errors import SettingsError
 from ..metal.runtime import blas
+from ..settings import resolve
 from .plugins import plugin_rows
 
 _LITTLE_SPACE_BYTES = 5 << 30
@@ -58,6 +60,7 @@ def all_findings() -> Iterator[Finding]:
         yield Finding("mlx", "ok", version("mlx"))
         yield _device()
         yield _blas(report)
+    yield _environment()
     yield from _plugins()
     yield from _folders()
 
@@ -89,6 +92,19 @@ def _blas(report: blas.BlasReport) -> Finding:
         advice = "pip install 'neve[cpu]', and leave NEVE_BLAS unset; this one is far slower"
         return Finding("BLAS", "warning", detail, advice)
     return Finding("BLAS", "ok", detail)
+
+
+def _environment() -> Finding:
+    """Return whether the variables of neve and of its cache have values that `load` takes."""
+    try:
+        ignored = resolve().ignored
+    except SettingsError as error:
+        advice = "correct or unset the variables; docs/settings.md lists their values"
+        return Finding("environment", "broken", "; ".join(error.findings), advice)
+    if ignored:
+        advice = "correct the variables; docs/settings.md lists their values"
+        return Finding("environment", "warning", "; ".join(ignored), advice)
+    return Finding("environment", "ok", "no variable has an unknown value")
 
 
 def _plugins() -> Iterator[Finding]:

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
 import mlx.core as mx
 
-from . import device
+from . import device, switches
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
-
-_VARIABLE = "NEVE_FUSE"
 
 
 def fused(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
@@ -41,4 +38,4 @@ def fuses() -> bool:
 
 @functools.cache
 def _is_asked() -> bool:
-    return os.environ.get(_VARIABLE) == "on"
+    return switches.value_of(switches.FUSE) == "on"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from importlib import resources
 from typing import Any, Protocol, TypeAlias
@@ -16,7 +15,7 @@ from typing import Any, Protocol, TypeAlias
 import attrs
 import mlx.core as mx
 
-from . import device
+from . import device, switches
 
 Template: TypeAlias = Mapping[str, mx.Dtype | int | bool]
 """Names of a body's compile-time constants and types, and what they are."""
@@ -25,8 +24,6 @@ Output: TypeAlias = tuple[tuple[int, ...], mx.Dtype]
 """Shape and dtype of an output."""
 
 _SOURCES = resources.files(__name__.rpartition(".runtime.")[0]).joinpath("src")
-
-_VARIABLE = "NEVE_KERNELS"
 
 
 def _check_template(_: Any, __: Any, template: Template) -> None:
@@ -218,13 +215,13 @@ _override: Backend | None = None
 
 
 def backend() -> Backend | None:
-    """Return what runs kernels now, None if MLX operations take their place.
+    """Return the back end that runs kernels now, None if MLX operations replace kernels.
 
-    `NEVE_KERNELS=off` says that nothing shall.
+    None on a CPU, and on a GPU with `NEVE_KERNELS=off`.
     """
     if _override is not None:
         return _override
-    if not device.is_gpu() or os.environ.get(_VARIABLE) == "off":
+    if not device.is_gpu() or switches.value_of(switches.KERNELS) == "off":
         return None
     return _mlx_backend()
 

@@ -103,3 +103,27 @@ def test_full_disk_is_a_warning(monkeypatch, tmp_path):
 
     assert find("hub cache folder").status == "warning"
     assert find("temporary folder").status == "ok"
+
+
+def test_an_unknown_value_of_a_variable_is_reported(monkeypatch):
+    """UX-2: the report names the variable and its values before a model is loaded."""
+    assert find("environment").status == "ok"
+
+    monkeypatch.setenv("NEVE_KERNELS", "no")
+    broken = find("environment")
+    assert (broken.status, broken.detail) == (
+        "broken",
+        "NEVE_KERNELS: must be on or off, got 'no'",
+    )
+    assert broken.advice is not None
+
+
+def test_an_unreadable_variable_is_a_warning(monkeypatch):
+    """UX-2: `load` ignores the variable, so the report names it."""
+    monkeypatch.setenv("MLX_SCHED_MAX_NUM_SEQS", "many")
+    warning = find("environment")
+
+    assert (warning.status, "MLX_SCHED_MAX_NUM_SEQS='many'" in warning.detail) == (
+        "warning",
+        True,
+    )
