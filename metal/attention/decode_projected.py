@@ -1,4 +1,4 @@
-"""A layer's decoding from its projections to its attention, in one launch."""
+"""Decoding of a layer from projections to attention, in one launch."""
 
 from __future__ import annotations
 
@@ -32,23 +32,23 @@ def decode_projected(
     longest: int,
     window: int | None = None,
 ) -> tuple[mx.array, mx.array]:
-    """Make heads of one token a sequence, store its key and value if there are any, attend.
+    """Make heads of one token of each sequence, store its key and value if it has any, attend.
 
-    What one launch does not take is done in two, by `prepare_heads` and `paged_decode`.
+    Arguments that the one launch does not support take two, `prepare_heads` and `paged_decode`.
 
     Args:
-        projected: `[N, W]`, rows of which begin as `shape` says; each of another sequence.
+        projected: `[N, W]`, a row of each sequence, which begins with the heads of `shape`.
         pages: The layer's pages.
-        slots: Where the tokens lie in them; see `prepare_heads` and `paged_decode`.
+        slots: Places of the tokens in the pages; see `prepare_heads` and `paged_decode`.
         turns: Rotation of queries and keys; None for none.
-        scoring: How keys are weighed.
-        shape: Heads of the rows; without keys and values the pages have them already.
-        norms: Of queries, keys and values.
-        longest: No fewer tokens than the longest context has; best a power of two.
+        scoring: Scale, softcap and sinks.
+        shape: Heads of the rows; without key heads, the pages hold keys and values already.
+        norms: Norms of queries, keys and values.
+        longest: Upper bound of the context lengths in tokens, preferably a power of two.
         window: Keys that a query sees, its own included; None for all before it.
 
     Returns:
-        `[N, Hq, Dv]`, and the pages' new token, the old one if nothing was stored.
+        `[N, Hq, Dv]`, and the new token of the pages; the old token if nothing was stored.
     """
     kind = _kind_of(projected, pages, turns, shape, norms, scoring)
     check = functools.partial(_check, kind, projected.shape[1])
@@ -101,7 +101,7 @@ def _kind_of(
 
 
 def _fits(projected: mx.array, kind: Shape, pages: Pages, norms: Norms) -> bool:
-    """Return whether one launch takes such arguments."""
+    """Return whether one launch supports the arguments."""
     arrays = (pages.keys, pages.values, *weights_of(norms))
     return (
         launch.backend() is not None
@@ -111,7 +111,7 @@ def _fits(projected: mx.array, kind: Shape, pages: Pages, norms: Norms) -> bool:
 
 
 def _check(kind: Shape, width: int, seed: int = 1) -> None:
-    """Compare with the references, one after the other: whole, split, and with a window."""
+    """Compare with both references: in one piece, in splits, and with a window."""
     page, making = kind.page, kind.making
     assert making is not None
     stored = page.heads if making.stores else 0
@@ -121,7 +121,7 @@ def _check(kind: Shape, width: int, seed: int = 1) -> None:
     blocks = 2 - -paged_plan.SHORTEST_SPLIT // page.size
     end = blocks * page.size
     tables = mx.arange(1, 3 * blocks + 1, dtype=mx.int32).reshape(3, blocks)
-    # holes: where a row begins, before its end, and where a token belongs
+    # null pages: at the start of a row, before its end, and at the place of a new token
     tables[0, 0], tables[0, -2], tables[2, 1] = 0, 0, 0
     positions = mx.array([end - 1, end // 2, page.size + 1], mx.int32)
     slots = Slots(tables, mx.array([0, 1, 2], mx.int32), positions)
@@ -144,7 +144,7 @@ def _check(kind: Shape, width: int, seed: int = 1) -> None:
         q, _ = prepare_heads_reference(projected, *places, turns, shape, norms)
         where = (tables, slots.rows, positions)
         want = paged_decode_reference(q, other, *where, scoring, longest=end, window=seen)
-        other.keys[0], other.values[0] = null_page  # which the reference writes, too
+        other.keys[0], other.values[0] = null_page  # the reference writes the null page, too
         dispatch.compare(
             [out, token, mine.keys, mine.values],
             [want, other.token + 1, other.keys, other.values],
@@ -187,7 +187,7 @@ def _probe(
     dims: tuple[int, int],
     seed: int = 1,
 ) -> None:
-    """Compare heads as families have them: `pairs` are bounded and sunk, too."""
+    """Compare one form of heads that families have; `pairs` has softcap and sinks, too."""
     page, extras = Layout(2, 8, *dims), form == "pairs"
     making = {
         "halves": Making(dims[0], dims[0], norms=(2, 2, 0)),
@@ -197,7 +197,7 @@ def _probe(
     }[form]
     kind = Shape(dtype, page, group, capped=extras, sunk=extras, making=making)
     ends = HeadShape(2 * group, 2 * making.stores, *dims, making.query_stride).ends
-    # a row has more columns than heads, as where a gate is projected too
+    # a row has more columns than the heads, as if a gate were projected, too
     _check(kind if form == "plain" else kind.widened(3), ends[2] + 16, seed)
 
 

@@ -1,4 +1,4 @@
-"""Heads of queries, keys and values: how they lie, and what is done to them."""
+"""Heads of queries, keys and values: their layout, norms and rotation."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from ..elementwise.norms import Norm
 
 @attrs.frozen(cache_hash=True)
 class HeadShape:
-    """How heads lie in a row of joined projections: queries, then keys, then values.
+    """Layout of heads in a row of joined projections: queries, then keys, then values.
 
     Attributes:
         num_heads: Query heads.
-        kv_heads: Key heads, and value heads; 0 where only queries are projected.
+        kv_heads: Key heads, as many as value heads; 0 if only queries are projected.
         head_dim: Elements of a query or key.
         value_dim: Elements of a value.
-        query_stride: Elements from one query to the next: more than `head_dim` where
-            something lies beside each.
+        query_stride: Elements from one query to the next; more than `head_dim` if a gate or
+            other columns follow each query.
     """
 
     num_heads: int
@@ -42,24 +42,24 @@ class HeadShape:
 
 
 Norms: TypeAlias = tuple[Norm | None, Norm | None, Norm | None]
-"""Of queries, keys and values; None for none."""
+"""Norms of queries, keys and values; None for none."""
 
 
 WEIGHTS = ("q_weight", "k_weight", "v_weight")
-"""What kernels call the norms' weights."""
+"""Names of the weights of the norms in kernels."""
 
 
 @attrs.frozen
 class Making:
-    """How heads are made of a row of joined projections.
+    """How a kernel makes heads of a row of joined projections.
 
     Attributes:
         query_stride: Elements from one query to the next.
-        turned_dims: Elements of a query or key that are rotated, 0 for none.
-        interleaved: Whether pairs `(2i, 2i+1)` are.
-        norms: Of queries, keys and values: 0 for none, 1 without a weight, 2 by its weight, 3
-            by one more than that.
-        stores: Whether there are keys and values beside the queries.
+        turned_dims: Rotated elements of a query or key, 0 for none.
+        interleaved: Whether pairs are `(2i, 2i+1)`, not `(i, i + dims/2)`.
+        norms: Norms of queries, keys and values: 0 for none, 1 without a weight, 2 with factor
+            `weight`, 3 with factor `1 + weight`.
+        stores: Whether the row has keys and values, which are stored.
     """
 
     query_stride: int
@@ -70,7 +70,7 @@ class Making:
 
     @classmethod
     def of(cls, shape: HeadShape, turns: Turns | None, norms: Norms) -> Making:
-        """Return how heads of a shape are made."""
+        """Return how heads of a shape are made, rotated and normed."""
         codes = [
             0 if norm is None else 1 if norm.weight is None else 2 + norm.zero_centred
             for norm in norms
@@ -85,28 +85,28 @@ class Making:
 
     @property
     def unweighted(self) -> list[str]:
-        """Names that kernels have for weights that are not there."""
+        """Names in kernels of the absent weights."""
         return [name for name, code in zip(WEIGHTS, self.norms, strict=True) if code < 2]
 
 
 def weights_of(norms: Norms) -> list[mx.array]:
-    """Return the norms' weights, those that are there."""
+    """Return the weights of the norms, without the absent ones."""
     weights = (None if norm is None else norm.weight for norm in norms)
     return [weight for weight in weights if weight is not None]
 
 
 def epsilons_of(norms: Norms) -> list[float]:
-    """Return the norms' epsilons, 0 where there is none."""
+    """Return the epsilons of the norms, 0 for an absent norm."""
     return [0.0 if norm is None else norm.eps for norm in norms]
 
 
 @attrs.frozen(eq=False)
 class Slots:
-    """Where tokens of a step lie in the pages of a group of layers.
+    """Places of the tokens of a step in the pages of a group of layers.
 
     Attributes:
         tables: Block of each page of each sequence, `[R, P]` int32.
-        rows: Row of the tables of each token, `[T]` int32.
+        rows: Row of `tables` of each token, `[T]` int32.
         positions: Position of each token, `[T]` int32.
     """
 
@@ -117,11 +117,11 @@ class Slots:
 
 @attrs.frozen(eq=False)
 class Turns:
-    """How heads are rotated at the positions of a step's tokens.
+    """Rotation of heads at the positions of the tokens of a step.
 
     Attributes:
-        factors: Cosines and sines of a token, `[T, dims]` float32: a half of each, any factor
-            on the rotated elements included.
+        factors: Cosines, then sines of each token, `[T, dims]` float32, times any factor on the
+            rotated elements.
         interleaved: Rotate pairs `(2i, 2i+1)` instead of `(i, i + dims/2)`.
     """
 
@@ -135,15 +135,15 @@ class Turns:
 
     @property
     def dims(self) -> int:
-        """Elements of a head that are rotated."""
+        """Rotated elements of a head."""
         return self.factors.shape[-1]
 
     @property
     def cos(self) -> mx.array:
-        """`[T, dims/2]`."""
+        """Half of the factors, `[T, dims/2]`."""
         return self.factors[:, : self.dims // 2]
 
     @property
     def sin(self) -> mx.array:
-        """`[T, dims/2]`."""
+        """Half of the factors, `[T, dims/2]`."""
         return self.factors[:, self.dims // 2 :]

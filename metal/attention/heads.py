@@ -1,4 +1,4 @@
-"""Norms and rotation of heads, and their way into the pages."""
+"""Norms and rotation of heads, and the write of keys and values to pages."""
 
 from __future__ import annotations
 
@@ -24,21 +24,22 @@ def prepare_heads(
     shape: HeadShape,
     norms: Norms = (None, None, None),
 ) -> tuple[mx.array, mx.array | None]:
-    """Norm and rotate a step's heads, and write its keys and values to their pages, in place.
+    """Norm and rotate the heads of a step, and write keys and values to their pages in place.
 
-    Whoever reads the pages afterwards takes the returned token, so as to come after. Values are
-    not rotated. A block id of 0 or less is the null block: what belongs there is left out.
+    A later read of the pages takes the returned token as input, so that it runs after the
+    write. Values are not rotated. A block id of 0 or less is the null block; its tokens are not
+    written.
 
     Args:
-        projected: `[T, W]`, rows of which begin as `shape` says; at least one.
-        pages: The layer's pages; None where only queries are projected.
-        slots: Where the tokens lie in them, None with `pages`.
+        projected: `[T, W]`, at least one row; a row begins with the heads of `shape`.
+        pages: The layer's pages; None if only queries are projected.
+        slots: Places of the tokens in the pages; None if `pages` is None.
         turns: Rotation of queries and keys; None for none.
         shape: Heads of the rows.
-        norms: Of queries, keys and values.
+        norms: Norms of queries, keys and values.
 
     Returns:
-        Queries `[T, Hq, D]` and the pages' new token, None without pages.
+        Queries `[T, Hq, D]`, and the new token of the pages, None without pages.
     """
     plan = heads_launch.plan_of(projected, pages, turns, shape, norms)
     check = functools.partial(_check, projected, pages, turns, shape, norms)
@@ -58,7 +59,7 @@ def prepare_heads_reference(
     shape: HeadShape,
     norms: Norms,
 ) -> tuple[mx.array, mx.array | None]:
-    """Do in MLX operations what `prepare_heads` does; the null block is written, too."""
+    """Compute `prepare_heads` in MLX operations; the null block is written, too."""
     ends = shape.ends
     q = projected[:, : ends[0]].reshape(-1, shape.num_heads, shape.query_stride)
     q = _turned(_normed(q[..., : shape.head_dim], norms[0]), turns)
@@ -80,7 +81,7 @@ def _normed(x: mx.array, norm: Norm | None) -> mx.array:
 
 
 def _turned(x: mx.array, turns: Turns | None) -> mx.array:
-    """Return heads `[T, H, D]` rotated; float32 inside."""
+    """Return heads `[T, H, D]` rotated; arithmetic is float32."""
     if turns is None:
         return x
     half = turns.dims // 2
@@ -106,7 +107,7 @@ def prepare_heads_kernel(
     shape: HeadShape,
     norms: Norms,
 ) -> tuple[mx.array, mx.array | None]:
-    """Do in one launch what `prepare_heads` does."""
+    """Compute `prepare_heads` in one launch."""
     plan = heads_launch.plan_of(projected, pages, turns, shape, norms)
     return heads_launch.launched(plan, projected, pages, slots, turns, norms)
 
@@ -138,7 +139,7 @@ def _check(
     assert token is not None
     mx.eval(got, token)
     want, _ = prepare_heads_reference(rows, other, slots, turns, shape, norms)
-    # the last token belongs to the null block, which the reference writes
+    # the last token belongs to the null block, which only the reference writes
     pairs = ((mine.keys, other.keys, before.keys), (mine.values, other.values, before.values))
     dispatch.compare(
         [got, token, *(pool for pool, _, _ in pairs)],
@@ -157,7 +158,7 @@ def _check_pages(pages: Pages, dtype: mx.Dtype, seed: int) -> Pages:
 def _probe(
     dtype: mx.Dtype, form: Literal["paged", "pairs", "queries"], dims: int, seed: int = 1
 ) -> None:
-    """Compare heads of `dims` elements in one of the forms that families have."""
+    """Compare one form of heads that families have, with `dims` elements."""
     shape = HeadShape(3, 0 if form == "queries" else 2, dims, query_stride=dims + 16)
     turned_dims = dims // 2 if form == "pairs" else dims
     turns = Turns(mx.zeros((3, turned_dims)), form == "pairs")
@@ -168,7 +169,7 @@ def _probe(
     norms = (None, centred, plain) if form == "pairs" else (weighted, weighted, None)
     pools = mx.zeros((5, 2, 4, dims), dtype)
     pages = None if form == "queries" else Pages(pools, pools, mx.zeros((1,), mx.int32))
-    # a row has more columns than heads, as where a gate is projected too
+    # a row has more columns than the heads, as if a gate were projected, too
     projected = mx.zeros((3, shape.ends[2] + 8), dtype)
     _check(projected, pages, turns, shape, norms, seed)
 

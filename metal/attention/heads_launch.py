@@ -32,7 +32,7 @@ _KERNEL = Kernel(
     ("q", "token"),
 )
 _SIMDGROUPS = 4
-_MIN_ELEMENTS = 8  # Metal hands a kernel smaller arrays over as constants
+_MIN_ELEMENTS = 8  # MLX passes smaller arrays in the constant address space
 _PLACES = ("keys", "values", "tables", "rows", "positions")
 
 Kind: TypeAlias = tuple[HeadShape, int, mx.Dtype | None, int, Making]
@@ -102,18 +102,18 @@ def _unsupported(
 ) -> str | None:
     """Return why the kernel cannot take such arguments, None if it can."""
     if dtype is None:
-        return "projections, norms and pages are of several dtypes"
+        return "projections, norms and pages have several dtypes"
     if min(shape.head_dim, shape.value_dim) < _MIN_ELEMENTS or shape.head_dim % 2:
         return f"heads of {shape.head_dim} and {shape.value_dim} elements"
     if 0 < making.turned_dims < 2 * _MIN_ELEMENTS:
         return f"a rotation of {making.turned_dims} elements"
     if making.interleaved and word == 1:
-        return f"pairs side by side in {shape}"
+        return f"interleaved pairs with an odd size in {shape}"
     return None
 
 
 def _word(shape: HeadShape, width: int, making: Making) -> int:
-    """Return how many elements a lane reads at once: few enough that no lane is idle."""
+    """Return the elements that a lane reads at once, so few that no lane is idle."""
     half = making.turned_dims if making.interleaved else making.turned_dims // 2
     widest = max(shape.head_dim, shape.value_dim)
     most = 8 if widest > 128 else 4 if widest > 64 else 2

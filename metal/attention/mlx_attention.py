@@ -1,8 +1,8 @@
 """Attention over pages and over contiguous keys, in MLX operations.
 
-Pools are `[B, Hk, S, D]`: `B` pages of `S` tokens. On a CPU there is no fused attention
-kernel, so scores are computed by one matrix product per key head, in which the `G = Hq/Hk`
-queries of a group are rows: the keys are read once instead of `G` times.
+Pools are `[B, Hk, S, D]`: `B` pages of `S` tokens. A CPU has no fused attention kernel. There,
+one matrix product per key head computes the scores. Its rows are the `G = Hq/Hk` queries of the
+group, so that keys are read once instead of `G` times.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from ..runtime.fusion import fused
 from .scoring import Scoring
 
 QUERY_TILE = 256
-"""Queries that attend at once on a CPU: bounds the score matrix, and lets a tile skip the
-keys after its last query."""
+"""Queries of a tile on a CPU. A tile bounds the score matrix and skips the keys after its last
+query."""
 MIN_QUERY_TILE = 128
-"""With a window shorter than a tile most of a tile's scores are masked: it is cut, so far."""
+"""Smallest tile for windows shorter than `QUERY_TILE`, where masks would cover most scores."""
 
 
 def page_rows(tables: mx.array, heads: int) -> mx.array:
-    """Return where the pages of `tables [N, M]` lie among the rows of a pool, `[N, Hk, M]`.
+    """Return the pool rows of the pages in `tables [N, M]`, `[N, Hk, M]`.
 
-    A row is one key head's part of a page: a pool has `B * Hk` of them.
+    A pool row is the part of a page that belongs to one key head; a pool has `B * Hk` rows.
     """
     return tables[:, None, :] * heads + mx.arange(heads)[:, None]
 
 
 def gather_rows(pool: mx.array, rows: mx.array) -> mx.array:
-    """Return the keys or values of pages, contiguous: one copy, no transpose.
+    """Return the keys or values of pages, contiguous, by one copy without a transpose.
 
     Args:
         pool: `[B, Hk, S, D]`.
-        rows: What `page_rows` returned.
+        rows: Pool rows from `page_rows`.
 
     Returns:
         `[N, Hk, M * S, D]`.
@@ -48,11 +48,11 @@ def gather_rows(pool: mx.array, rows: mx.array) -> mx.array:
 
 
 def token_rows(pages: mx.array, offsets: mx.array, heads: int, page_size: int) -> mx.array:
-    """Return where tokens lie among a pool's `B * Hk * S` places, `[T * Hk]`.
+    """Return the slots of tokens among the `B * Hk * S` slots of a pool, `[T * Hk]`.
 
     Args:
         pages: Page of each token, `[T]` int32.
-        offsets: Place in it, `[T]` int32.
+        offsets: Position of each token in its page, `[T]` int32.
         heads: Key heads.
         page_size: `S`.
     """
@@ -61,9 +61,9 @@ def token_rows(pages: mx.array, offsets: mx.array, heads: int, page_size: int) -
 
 
 def scatter_rows(pool: mx.array, rows: mx.array, x: mx.array) -> None:
-    """Write `x [T, Hk, D]` to the `rows` of `token_rows`, in place.
+    """Write `x [T, Hk, D]` to the slots from `token_rows`, in place.
 
-    The pool's buffer is reused only while nobody else holds the array or a view of it.
+    MLX reuses the buffer of the pool only if no other reference to the array or a view exists.
     """
     flat = pool.reshape(-1, pool.shape[-1])
     flat[rows] = x.reshape(-1, x.shape[-1]).astype(pool.dtype)
@@ -105,7 +105,7 @@ def _weights(scores: mx.array, sinks: mx.array | None) -> mx.array:
 
 @functools.cache
 def _shape(scale: float, softcap: float | None) -> Callable[[mx.array, mx.array], mx.array]:
-    """Return what makes float32 scores of products and a mask."""
+    """Return a function that computes float32 scores from products and a mask."""
 
     def shape(products: mx.array, mask: mx.array) -> mx.array:
         return _cap(products.astype(mx.float32) * scale, softcap) + mask
@@ -134,14 +134,14 @@ def decode_attention(
     mask: mx.array,
     scoring: Scoring,
 ) -> mx.array:
-    """Attend one query a row to the row's keys.
+    """Attend one query of each row to the keys of the row.
 
     Args:
         q: `[N, Hq, D]`.
         k: `[N, Hk, K, D]`.
         v: `[N, Hk, K, Dv]`.
         mask: `[N, 1, 1, 1, K]` float32, 0 where a key is visible and -inf elsewhere.
-        scoring: How keys are weighed.
+        scoring: Scale, softcap and sinks.
 
     Returns:
         `[N, Hq, Dv]`.
@@ -173,9 +173,9 @@ def prefill_attention(
 
     Args:
         q: `[L, Hq, D]`.
-        k: `[Hk, K, D]`, `K >= L`; the keys before the first query are a prefix.
+        k: `[Hk, K, D]`, `K >= L`; the first `K - L` keys are a prefix.
         v: `[Hk, K, Dv]`.
-        scoring: How keys are weighed.
+        scoring: Scale, softcap and sinks.
         window: Keys that a query sees, its own included; None for all before it.
 
     Returns:
@@ -221,7 +221,7 @@ def _causal_tile(
 
 
 def _visible(first: int, last: int, oldest: int, window: int | None) -> mx.array:
-    """Return which keys `[oldest, last)` each query `[first, last)` sees, `[L, K]`."""
+    """Return the mask `[L, K]` of visible keys `[oldest, last)`, queries `[first, last)`."""
     queries, keys = mx.arange(first, last)[:, None], mx.arange(oldest, last)[None]
     causal = keys <= queries
     return causal if window is None else causal & (keys > queries - window)

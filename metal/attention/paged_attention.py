@@ -1,9 +1,9 @@
-"""Attention that reads keys and values where they lie, in pages.
+"""Attention that reads keys and values in their pages.
 
-A kernel takes a tile of queries of one sequence, in decoding a single one, with all query heads
-that share a key head: what it reads serves all of them. Where that leaves processors idle, the
-context is cut into splits, whose results a second kernel joins. Long slices of a prompt are
-another matter: their pages are gathered, for MLX's own attention has matrix units.
+A threadgroup computes a tile of queries of one sequence, in decoding a single query, with all
+query heads that share a key head: each key is read once for all of them. If that leaves
+processors idle, contexts are cut into splits, and a second kernel combines the results. Long
+slices of a prompt gather their pages instead, because MLX's own attention uses matrix units.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .pages import Layout, Pages, gather_pages
 from .scoring import Scoring
 
 SHORT_SLICE = 16
-"""Queries of a slice up to which its pages are read in place."""
+"""Most queries of a slice whose pages are read in place."""
 
 
 def paged_decode(
@@ -36,17 +36,17 @@ def paged_decode(
     longest: int,
     window: int | None = None,
 ) -> mx.array:
-    """Attend one query a sequence to the sequence's keys, its own among them.
+    """Attend one query of each sequence to the keys of the sequence, including its own.
 
     Args:
         q: `[N, Hq, D]`.
         pages: The layer's pools.
-        tables: Pages of all sequences, `[R, W]` int32. Tokens of an entry of 0 or less are
-            not seen; entries behind a sequence's end are not read.
-        rows: Row of each query's sequence in them, `[N]` int32.
-        positions: Position of each query's token, `[N]` int32; one at less than 0 sees nothing.
-        scoring: How keys are weighed.
-        longest: No fewer tokens than the longest context has; best a power of two.
+        tables: Pages of all sequences, `[R, W]` int32. Tokens of entries of 0 or less are
+            invisible; entries after the end of a sequence are not read.
+        rows: Row of `tables` of each query, `[N]` int32.
+        positions: Position of each query, `[N]` int32; a query at less than 0 sees nothing.
+        scoring: Scale, softcap and sinks.
+        longest: Upper bound of the context lengths in tokens, preferably a power of two.
         window: Keys that a query sees, its own included; None for all before it.
 
     Returns:
@@ -70,7 +70,7 @@ def paged_decode_kernel(
     longest: int,
     window: int | None = None,
 ) -> mx.array:
-    """Attend in one launch, or two; see `paged_decode`."""
+    """Compute `paged_decode` in one launch, or two."""
     shape = paged_launch.shape_of(q, pages, scoring)
     slots = Slots(tables, rows, positions)
     return paged_launch.attend(shape, q, pages, slots, longest, scoring, window)
@@ -87,16 +87,16 @@ def paged_prefill(
     start: int,
     window: int | None = None,
 ) -> mx.array:
-    """Attend consecutive queries of one sequence, causally, to the sequence's keys.
+    """Attend consecutive queries of one sequence causally to the keys of the sequence.
 
     Args:
         q: `[L, Hq, D]`.
-        pages: The layer's pools; the queries' own keys are in them.
+        pages: The layer's pools, which hold the keys of the queries as well.
         tables: Pages of all sequences, `[R, W]` int32.
-        row: Row of the sequence in them, `[1]` int32.
+        row: Row of `tables` of the sequence, `[1]` int32.
         position: Position of the first query, `[1]` int32.
-        scoring: How keys are weighed.
-        start: The same position, as the host knows it.
+        scoring: Scale, softcap and sinks.
+        start: The same position as a Python integer.
         window: Keys that a query sees, its own included; None for all before it.
 
     Returns:
@@ -124,7 +124,7 @@ def paged_prefill_kernel(
     start: int,
     window: int | None = None,
 ) -> mx.array:
-    """Attend in one launch, or two, to pages where they are; see `paged_prefill`."""
+    """Compute `paged_prefill` on pages in place, in one launch or two."""
     shape = paged_launch.shape_of(q, pages, scoring, q.shape[0])
     longest = _bucket(start + q.shape[0])
     slots = Slots(tables, row, position)
@@ -138,7 +138,7 @@ def _bucket(num_tokens: int) -> int:
 def _takes_kernel(operation: str, shape: Shape, pages: Pages) -> bool:
     unsupported = shape.unsupported
     if pages.keys.dtype != shape.dtype or pages.values.dtype != shape.dtype:
-        unsupported = f"queries of {shape.dtype} do not go with pages of {pages.keys.dtype}"
+        unsupported = f"queries are {shape.dtype}, pages are {pages.keys.dtype}"
     check = functools.partial(paged_launch.check, shape)
     return dispatch.takes_kernel(operation, shape, check, unsupported=unsupported)
 
@@ -168,7 +168,7 @@ def _probe(
     length: int | None = None,
     seed: int = 1,
 ) -> None:
-    """Compare a shape of 2 key heads; `extras` are sinks and a bound of the scores."""
+    """Compare a shape with 2 key heads; `extras` are sinks and a softcap."""
     shape = Shape(dtype, Layout(2, size, *dims), group, capped=extras, sunk=extras)
     paged_launch.check(shape if length is None else shape.tiled(length), seed)
 

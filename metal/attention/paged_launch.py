@@ -40,7 +40,7 @@ _LOG2E = math.log2(math.e)
 
 
 def shape_of(q: mx.array, pages: Pages, scoring: Scoring, length: int | None = None) -> Shape:
-    """Return what to compile for; `length` is a slice's, None in decoding."""
+    """Return the shape of the kernel; `length` is that of a slice, None in decoding."""
     shape = Shape(
         dtype=q.dtype,
         page=pages.layout,
@@ -52,9 +52,9 @@ def shape_of(q: mx.array, pages: Pages, scoring: Scoring, length: int | None = N
 
 
 def widened(shape: Shape, num_queries: int) -> Shape:
-    """Return the shape for so many queries; wide threadgroups are not tried on Metal.
+    """Return the shape for `num_queries` queries, with larger threadgroups if there are few.
 
-    There a pipeline with many registers may take fewer threads than these have.
+    Metal keeps the usual threadgroups: a pipeline with many registers may allow fewer threads.
     """
     backend = launch.backend()
     if backend is None or backend.name == "metal":
@@ -71,15 +71,16 @@ def attend(
     scoring: Scoring,
     window: int | None,
 ) -> mx.array:
-    """Attend in one launch, or in two if contexts are split.
+    """Launch the attention, in two launches if contexts are split.
 
     Args:
-        shape: What `shape_of` returned.
-        q: `[N, Hq, D]`; in a slice all of one sequence, at consecutive positions.
+        shape: Shape from `shape_of`.
+        q: `[N, Hq, D]`; the queries of a slice belong to one sequence, at consecutive
+            positions.
         pages: The layer's pools.
         slots: Places of the queries in the pages; of a slice, of its first query only.
-        longest: No fewer tokens than the longest context has.
-        scoring: How keys are weighed.
+        longest: Upper bound of the context lengths in tokens.
+        scoring: Scale, softcap and sinks.
         window: Keys that a query sees, its own included; None for all before it.
 
     Returns:
@@ -99,17 +100,17 @@ def attend_made(
     scoring: Scoring,
     window: int | None,
 ) -> tuple[mx.array, mx.array]:
-    """Make heads of projections on the way, and write keys and values to their pages.
+    """Launch the attention on projections: make heads, store keys and values, attend.
 
     Args:
-        shape: With what `Making.of` returned.
-        projected: `[N, W]`, a row of each sequence.
+        shape: Shape with a `making`.
+        projected: `[N, W]`, one row of each sequence.
         pages: The layer's pools.
-        slots: Where the rows lie in them.
+        slots: Places of the tokens in the pages.
         turns: Rotation of queries and keys; None for none.
-        norms: Of queries, keys and values.
-        longest: No fewer tokens than the longest context has.
-        scoring: How keys are weighed.
+        norms: Norms of queries, keys and values.
+        longest: Upper bound of the context lengths in tokens.
+        scoring: Scale, softcap and sinks.
         window: Keys that a query sees, its own included; None for all before it.
 
     Returns:
@@ -154,7 +155,7 @@ def _launched(
 
 
 def _attention(shape: Shape, splits: int) -> Kernel:
-    """Return the kernel with the inputs and outputs that a shape has."""
+    """Return the variant of the kernel with the inputs and outputs of a shape."""
     making = shape.making
     absent = ["stats"] if splits == 1 else []
     absent += [] if shape.sunk else ["sinks"]
@@ -187,18 +188,18 @@ def _combine(
 
 
 def _factors(scale: float, softcap: float | None) -> tuple[float, float]:
-    """Return factors on queries and on bounded scores that make exp2 of a score its weight."""
+    """Return factors on queries and on capped scores that make `exp2(score)` the weight."""
     return (scale * _LOG2E, 0.0) if softcap is None else (scale / softcap, softcap * _LOG2E)
 
 
 def check(shape: Shape, seed: int = 1) -> None:
-    """Compare with the reference: whole, in two splits that have keys, windowed, and rising."""
+    """Compare with the reference: one piece, splits, a window, rising scores."""
     page, num_heads = shape.page, shape.page.heads * shape.group
     entries = list(range(1, 2 - -paged_plan.SHORTEST_SPLIT // page.size))
     pages = random_pages(shape.dtype, 1 + len(entries), page, seed)
     end = len(entries) * page.size
     tables = mx.array([[0, *entries[1:]], entries[::-1]], mx.int32)
-    # null pages in sight of a window, too: the last but one of each row that is looked at
+    # null pages within the window, too: the last but one page of each row
     tables[0, max(end // 2 // page.size - 1, 0)] = 0
     tables[1, -2] = 0
     scoring = Scoring(
@@ -206,7 +207,7 @@ def check(shape: Shape, seed: int = 1) -> None:
         2.0 if shape.capped else None,
         dispatch.noise(seed + 3, mx.float32, num_heads) if shape.sunk else None,
     )
-    # a slice fills its tile but for one query, unless a tile has only one
+    # a slice leaves one query of its tile free, unless the tile has only one
     length = 3 if shape.queries is None else max(1, shape.queries - 1)
     q = mx.random.normal((length, num_heads, page.dims), key=mx.random.key(seed + 2))
     q = q.astype(shape.dtype)
@@ -237,9 +238,9 @@ def check(shape: Shape, seed: int = 1) -> None:
 
 
 def _let_scores_rise(q: mx.array, pages: Pages) -> None:
-    """Have each key score about one more than that before it, where pages are in falling order.
+    """Let each key's score exceed the score before by about one, for pages in falling order.
 
-    In whole numbers: products of float32 may be TF32's.
+    The elements are whole numbers, because float32 products may be TF32 products.
     """
     num_pages, _, size, dims = pages.keys.shape
     nth = mx.arange(num_pages - 1, -1, -1)[:, None] * size + mx.arange(size)

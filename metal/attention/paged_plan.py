@@ -1,8 +1,8 @@
-"""How attention over pages is laid out on a GPU: pure arithmetic on shapes.
+"""Distribution of attention over pages on a GPU: pure arithmetic on shapes.
 
-A token's key is spread over as few lanes as hold it in words of 16 bytes, so a simdgroup takes
-several tokens at once. Each lane keeps its part of the queries, and of their sums, for all
-pairs of a query and a head that share the key: it is read once for all of them.
+The key of a token is spread over as few lanes as hold it in words of 16 bytes, so a simdgroup
+computes several tokens at once. Each lane keeps its part of the queries and of the sums for all
+pairs of a query and a head that share the key. So each key is read once.
 """
 
 from __future__ import annotations
@@ -17,34 +17,34 @@ from .head_shape import Making
 from .pages import FLOATS, Layout
 
 SIMDGROUPS = 4
-"""Simdgroups of a threadgroup, unless there are few threadgroups."""
+"""Simdgroups of a threadgroup; launches of few threadgroups have more."""
 STAGED = 5120
-"""Elements of results that threadgroup memory has room for, as the body has it in `FIT`."""
+"""Elements of results that fit into threadgroup memory; `FIT` in the body."""
 PROCESSORS = 132
-"""Of a large GPU; a smaller one merely gets more threadgroups than it needs."""
+"""Processors of a large GPU; a smaller GPU gets more threadgroups than it needs."""
 SHORTEST_SPLIT = 128
-"""Tokens below which a split is not worth its threadgroup."""
+"""Tokens below which a split does not pay for its threadgroup."""
 UNSPLIT = 512
-"""Tokens up to which a context is one piece: a second launch costs more than splits gain."""
+"""Tokens up to which a context is not split: a second launch costs more than splits gain."""
 MOST_SPLITS = 128
 SLACK = 1.05
-"""How much longer than the best number of splits a smaller one may take."""
+"""Allowed time of a smaller number of splits, relative to the best number."""
 
 
 @attrs.frozen
 class Shape:
-    """What a kernel is compiled for.
+    """Everything that a kernel is compiled for.
 
     Attributes:
-        dtype: Of queries, keys and values.
+        dtype: Dtype of queries, keys and values.
         page: The shape of a page.
         group: Query heads of a key head.
-        capped: Whether scores are bounded.
-        sunk: Whether there are sinks.
-        queries: Consecutive queries of one sequence in a tile; None in decoding, where each
-            query is a sequence's only one.
-        making: How heads are made of projections on the way; None where queries are given.
-        simdgroups: Of a threadgroup, a multiple of four.
+        capped: Whether scores have a softcap.
+        sunk: Whether scores have sinks.
+        queries: Consecutive queries of one sequence in a tile; None in decoding, with one query
+            of each sequence.
+        making: How heads are made of projections; None if queries are given.
+        simdgroups: Simdgroups of a threadgroup, a multiple of four.
     """
 
     dtype: mx.Dtype
@@ -58,7 +58,7 @@ class Shape:
 
     @property
     def unsupported(self) -> str | None:
-        """Why there is no kernel, None if there is one."""
+        """Why no kernel supports the shape, None if one does."""
         if self.dtype not in FLOATS:
             return f"no kernel for {self.dtype}"
         if self._widest > 512 or self.page.dims % self.vector or self.page.v_dims % self.vector:
@@ -77,7 +77,7 @@ class Shape:
 
     @property
     def most_pairs(self) -> int:
-        """Pairs of a query and a head that the registers of a simdgroup have room for."""
+        """Pairs of a query and a head that fit into the registers of a simdgroup."""
         return 64 // self.vector
 
     @property
@@ -92,35 +92,35 @@ class Shape:
 
     @property
     def sharing(self) -> int:
-        """Simdgroups of a threadgroup that take the same tokens, each for other pairs."""
+        """Simdgroups of a threadgroup that compute the same tokens for different pairs."""
         return min(SIMDGROUPS, 1 << (self.parts - 1).bit_length())
 
     @property
     def unroll(self) -> int:
-        """Tokens that a lane takes at once."""
+        """Tokens that a lane computes at once."""
         return min(self.lanes, 2 if self.dtype == mx.float32 or self.vector > 8 else 4)
 
     @property
     def threadgroups(self) -> int:
-        """Threadgroups that a tile takes, less splits."""
+        """Threadgroups of a tile, without splits."""
         return self.page.heads * -(-self.parts // self.sharing)
 
     @property
     def resident(self) -> int:
-        """Threadgroups for which a processor has registers (128, 168, 255 of a thread)."""
+        """Threadgroups whose registers fit into a processor (128, 168, 255 a thread)."""
         simdgroups = 16 if self._held <= 16 else 12 if self._held <= 32 else 8
         return max(1, simdgroups // self.simdgroups)
 
     @property
     def _held(self) -> int:
-        """Elements of queries that a lane keeps, and as many of sums."""
+        """Elements of queries in a lane; sums have as many."""
         return -(-self.pairs // self.parts) * self.vector
 
     def widened(self, tiles: int) -> Shape:
-        """Return the shape for so many tiles: few threadgroups are larger ones.
+        """Return the shape for a number of tiles: few threadgroups become larger ones.
 
-        They go through their context in fewer rounds. Registers allow more than that, but how
-        many a compiler takes is not known, and a launch with too many fails.
+        Larger threadgroups need fewer rounds for a context. The sizes stay below the limit of
+        registers, because the compiler decides their number and a launch with too many fails.
         """
         if tiles * self.threadgroups > PROCESSORS // 4:
             return self
@@ -128,7 +128,7 @@ class Shape:
         return attrs.evolve(self, simdgroups=min(12 if self._held <= 16 else 8, room))
 
     def tiled(self, length: int) -> Shape:
-        """Return the shape for a slice: few sizes of tiles, for each is compiled anew."""
+        """Return the shape for a slice; tiles have few sizes, because each size is compiled."""
         room = max(1, SIMDGROUPS * self.most_pairs // self.group)
         tile = min(1 << (room.bit_length() - 1), 4 if length <= 4 else 16)
         return attrs.evolve(self, queries=tile)
@@ -140,7 +140,7 @@ class Shape:
 
 @functools.lru_cache(maxsize=256)
 def template_for(shape: Shape, single: bool) -> Template:
-    """Return a shape's compile-time constants, for contexts in one piece or in splits."""
+    """Return the compile-time constants of a shape; `single` means without splits."""
     making = shape.making or Making(query_stride=shape.page.dims)
     return {
         "T": shape.dtype,
@@ -173,11 +173,11 @@ def template_for(shape: Shape, single: bool) -> Template:
 
 @functools.lru_cache(maxsize=1024)
 def num_splits(shape: Shape, tiles: int, longest: int) -> int:
-    """Return into how many splits contexts are cut, of which the longest has `longest` tokens.
+    """Return the number of splits of contexts of at most `longest` tokens.
 
-    Threadgroups run in waves, as many at once as registers allow, and a wave takes as long as
-    a split is long. What counts is how full the last wave is: one that is nearly empty takes as
-    long as the others.
+    Threadgroups run in waves, as many at once as registers allow. The time of a wave is the
+    length of a split. A nearly empty last wave takes as long as a full one, so the last wave
+    decides.
     """
     if longest <= UNSPLIT:
         return 1
@@ -189,21 +189,21 @@ def num_splits(shape: Shape, tiles: int, longest: int) -> int:
 
 
 def least_rounds(shape: Shape) -> int:
-    """Return how often a threadgroup has to take tokens before another is worth starting."""
+    """Return the rounds of tokens from which on a further threadgroup pays."""
     tokens = 32 // shape.lanes * shape.unroll * (shape.simdgroups // shape.sharing)
     return -(-SHORTEST_SPLIT // tokens)
 
 
 def makes_heads(shape: Shape, width: int) -> bool:
-    """Return whether a threadgroup makes heads itself, of rows of `width` elements.
+    """Return whether a threadgroup can make heads itself, of rows of `width` elements.
 
-    Lanes load whole words of a row, all of whose elements are rotated or none, and one
+    Lanes load whole words of a row, so all elements of a word or none are rotated. One
     threadgroup has all queries of a key.
     """
     making = shape.making
     if making is None or shape.unsupported is not None:
         return False
     turned = making.turned_dims if making.interleaved else making.turned_dims // 2
-    # words are of 16 bytes: eight elements of two, which float32 is held to, too
+    # words have 16 bytes: 8 elements of 2 bytes; float32 obeys the same rule
     aligned = width % 8 == making.query_stride % 8 == turned % shape.vector == 0
     return aligned and shape.threadgroups == shape.page.heads

@@ -1,4 +1,4 @@
-"""Attention over pages in MLX operations: what the kernels are compared with."""
+"""Attention over pages in MLX operations, the reference of the kernels."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def paged_decode_reference(
     longest: int,
     window: int | None = None,
 ) -> mx.array:
-    """Attend in MLX operations; see `paged_decode`."""
+    """Compute `paged_decode` in MLX operations."""
     found = _keys_and_values(pages, tables, rows, positions, longest)
     return _attend(q[:, None], *found, positions[:, None], scoring, window)[:, 0]
 
@@ -36,7 +36,7 @@ def paged_prefill_reference(
     start: int,
     window: int | None = None,
 ) -> mx.array:
-    """Attend in MLX operations; see `paged_prefill`."""
+    """Compute `paged_prefill` in MLX operations."""
     length = q.shape[0]
     last = position + (length - 1)
     found = _keys_and_values(pages, tables, row, last, start + length)
@@ -47,13 +47,13 @@ def paged_prefill_reference(
 def _keys_and_values(
     pages: Pages, tables: mx.array, rows: mx.array, last: mx.array, num_keys: int
 ) -> tuple[mx.array, mx.array, mx.array]:
-    """Return keys, values `[N, Hk, K, D]` and which of them exist, `[N, K]`.
+    """Return keys and values `[N, Hk, K, D]`, and the mask of existing tokens, `[N, K]`.
 
-    What does not exist, behind the `last` position or in the null page, is zeros.
+    Tokens after the `last` position or in the null page do not exist; their elements are zeros.
     """
     entries = tables[rows, : -(-num_keys // pages.size)]
     begun = mx.arange(entries.shape[1]) * pages.size <= last[:, None]
-    entries = mx.where(begun, mx.maximum(entries, 0), 0)  # behind the end lies garbage
+    entries = mx.where(begun, mx.maximum(entries, 0), 0)  # entries after the end are undefined
     at = page_rows(entries, pages.keys.shape[1])
     exist = mx.repeat(entries > 0, pages.size, axis=1)
     exist = exist & (mx.arange(exist.shape[1]) <= last[:, None])

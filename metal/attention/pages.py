@@ -1,4 +1,4 @@
-"""The pages of one layer, and their content one after the other."""
+"""The pages of a layer, and the copy of a sequence out of its pages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..runtime.launch import Kernel, Launch, ints
 from .mlx_attention import gather_rows, page_rows
 
 FLOATS = (mx.float32, mx.float16, mx.bfloat16)
-"""What keys and values may be in kernels."""
+"""Dtypes of keys and values that kernels support."""
 
 _KERNEL = Kernel(
     "page_gather",
@@ -40,15 +40,16 @@ class Layout:
 
 @attrs.frozen(eq=False)
 class Pages:
-    """One layer's pools, `B` pages of `S` tokens. Page 0 is the null page: it has no content.
+    """Pools of one layer, `B` pages of `S` tokens. Page 0 is the null page, without content.
 
-    Kernels write to pages in place, which MLX knows nothing of. What tells it is the token:
-    each write takes the last one and returns the next, and each read takes it as an input.
+    Kernels write to pages in place, and MLX does not know of these writes. The token orders
+    them: each write takes the current token and returns the next one; each read takes the
+    current token.
 
     Attributes:
         keys: `[B, Hk, S, D]`.
         values: `[B, Hk, S, Dv]`, in the dtype of the keys.
-        token: `[1]` int32, what the last write to pools of the layer's group returned.
+        token: `[1]` int32, returned by the last write to pools of the layer's group.
     """
 
     keys: mx.array
@@ -56,7 +57,7 @@ class Pages:
     token: mx.array
 
     def settle(self) -> None:
-        """Wait for writes of kernels, before MLX operations read: they take no token."""
+        """Wait for writes of kernels, before MLX operations read, which take no token."""
         if launch.builds_graphs():
             mx.eval(self.token)
 
@@ -77,10 +78,10 @@ class GroupPages:
     """The pages of a group of layers.
 
     Attributes:
-        keys: Of each layer.
-        values: Of each layer.
-        token: What the last write to any of them returned. A step writes to its layers one
-            after the other, so one chain of tokens orders them all.
+        keys: Key pool of each layer, `[B, Hk, S, D]`.
+        values: Value pool of each layer, `[B, Hk, S, Dv]`.
+        token: Token returned by the last write to any layer. A step writes to its layers in
+            order, so one chain of tokens orders all writes.
     """
 
     keys: list[mx.array]
@@ -88,19 +89,19 @@ class GroupPages:
     token: mx.array
 
     def settle(self) -> None:
-        """Wait for writes of kernels; see `Pages.settle`."""
+        """Wait for writes of kernels, as `Pages.settle` does."""
         if launch.builds_graphs():
             mx.eval(self.token)
 
     def layer(self, ordinal: int) -> Pages:
-        """Return one layer's pages as the last write left them."""
+        """Return the pages of a layer after the last write."""
         return Pages(self.keys[ordinal], self.values[ordinal], self.token)
 
 
 def gather_pages_reference(
     pages: Pages, tables: mx.array, row: mx.array, *, first_block: int, num_keys: int
 ) -> tuple[mx.array, mx.array]:
-    """Return keys and values in MLX operations; see `gather_pages`."""
+    """Compute `gather_pages` in MLX operations."""
     end = first_block + -(-num_keys // pages.size)
     entries = tables[row, first_block:end]
     rows = page_rows(mx.maximum(entries, 0), pages.keys.shape[1])
@@ -115,7 +116,7 @@ def gather_pages_reference(
 def gather_pages_kernel(
     pages: Pages, tables: mx.array, row: mx.array, *, first_block: int, num_keys: int
 ) -> tuple[mx.array, mx.array]:
-    """Return keys and values in one launch; see `gather_pages`."""
+    """Compute `gather_pages` in one launch."""
     _, heads, size, dims = pages.keys.shape
     v_dims, dtype = pages.values.shape[-1], pages.keys.dtype
     launch = Launch(
@@ -124,7 +125,7 @@ def gather_pages_kernel(
         threadgroup=(256, 1, 1),
         outputs=[((heads, num_keys, dims), dtype), ((heads, num_keys, v_dims), dtype)],
     )
-    # kept, since all layers of a step are told the same
+    # shared by all layers of a step
     where = ints(tables.shape[1], first_block, num_keys)
     inputs = (pages.keys, pages.values, tables, row, where, pages.token)
     keys, values = _KERNEL(*inputs, launch=launch)
@@ -134,15 +135,15 @@ def gather_pages_kernel(
 def gather_pages(
     pages: Pages, tables: mx.array, row: mx.array, *, first_block: int, num_keys: int
 ) -> tuple[mx.array, mx.array]:
-    """Return a sequence's keys and values, one after the other.
+    """Return the keys and values of a sequence, contiguous.
 
     Args:
         pages: The layer's pools.
-        tables: Pages of all sequences, `[R, W]` int32. What an entry of 0 or less stands for
-            is all zeros.
-        row: Row of the sequence in them, `[1]` int32.
+        tables: Pages of all sequences, `[R, W]` int32. Tokens of entries of 0 or less are
+            zeros.
+        row: Row of `tables` of the sequence, `[1]` int32.
         first_block: Index of the first entry that is read.
-        num_keys: How many tokens from there on, `K`; the entries that they need are valid.
+        num_keys: Tokens from there on, `K`; all their entries are valid.
 
     Returns:
         `[Hk, K, D]` and `[Hk, K, Dv]`.
@@ -179,7 +180,7 @@ def _check(dtype: mx.Dtype, layout: Layout, seed: int = 1) -> None:
 
 
 def random_pages(dtype: mx.Dtype, num_pages: int, layout: Layout, seed: int = 1) -> Pages:
-    """Return pages of random content, to try a kernel on."""
+    """Return pages of random content for self-checks."""
     shape = (num_pages, layout.heads, layout.size)
     first, second = mx.random.split(mx.random.key(seed))
     keys = mx.random.normal((*shape, layout.dims), key=first)

@@ -1,4 +1,4 @@
-"""How attention weighs keys."""
+"""Scale, softcap and sinks of attention scores."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ def _check_softcap(_: Any, __: Any, softcap: float | None) -> None:
 
 @attrs.frozen(eq=False)
 class Scoring:
-    """How scores of queries and keys are made, and which weights they become.
+    """How attention makes scores of queries and keys, and weights of scores.
 
     A layer builds the value once; every step passes the same object. Two values are equal only
     if they are the same object.
 
     Attributes:
         scale: Factor on `q·k`, usually `D ** -0.5`.
-        softcap: Bound of the scores: they become `softcap * tanh(score / softcap)`. None for
-            none.
-        sinks: Scores without a key and a value, one a query head, that join the softmax of the
-            head; `[Hq]`, kept in float32. The softcap does not apply. None for none.
+        softcap: Bound of the scores; a score becomes `softcap * tanh(score / softcap)`. None
+            for none.
+        sinks: Scores without key and value, one for each query head, that join the softmax of
+            the head; `[Hq]`, kept in float32. The softcap does not apply. None for none.
 
     Raises:
         ValueError: `softcap` is not a positive number.

@@ -48,11 +48,11 @@ def gated_activation_kernel(joined: mx.array, activation: Activation) -> mx.arra
 
 
 def gated_activation(joined: mx.array, activation: Activation = "silu") -> mx.array:
-    """Return `activation(gate) * up`, for gates and ups side by side.
+    """Return `activation(gate) * up`. Each row holds its gates, then its ups.
 
     Args:
-        joined: `[T, 2 * H]`, the gates first.
-        activation: Of the gate.
+        joined: `[T, 2 * H]`; the first `H` columns are gates.
+        activation: Function that is applied to the gates.
 
     Returns:
         `[T, H]`, in the dtype of `joined`.
@@ -67,7 +67,7 @@ def gated_activation(joined: mx.array, activation: Activation = "silu") -> mx.ar
 
 
 def _check(dtype: mx.Dtype, activation: Activation, seed: int = 1) -> None:
-    # more than a threadgroup's threads to a row, and not a multiple of them
+    # a row needs several threadgroups, and the last one is not full
     joined = mx.random.normal((3, 2080), key=mx.random.key(seed)).astype(dtype)
     got = gated_activation_kernel(joined, activation)
     dispatch.compare([got], [gated_activation_reference(joined, activation)])

@@ -1,4 +1,4 @@
-"""RMS norms with gates, which lie beside other things in the rows of a projection."""
+"""RMS norms with gates. The gates are columns of the rows of a projection."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _WIDEST = 16384
 def gated_rms_norm(
     x: mx.array, rows: mx.array, weight: mx.array, *, eps: float, start: int = 0
 ) -> mx.array:
-    """Return `x / rms(x) * weight * silu(gate)`: the norm comes before the gate.
+    """Return `x / rms(x) * weight * silu(gate)`: first the norm, then the gate.
 
     Args:
         x: `[T, H, D]`.
-        rows: `[T, W]`; gates are its columns from `start` on.
+        rows: `[T, W]`; the gates are the columns from `start` on.
         weight: `[D]`.
-        eps: Added to the mean of the squares.
+        eps: Number that is added to the mean of the squares.
         start: First column of the gates.
 
     Returns:
@@ -48,14 +48,14 @@ def gated_group_norm(
 ) -> mx.array:
     """Return `y / rms(y) * weight` of each group of channels, with `y = x * silu(gate)`.
 
-    All of it is float32.
+    All arithmetic is float32.
 
     Args:
         x: `[T, C]`.
-        rows: `[T, W]`; gates are its columns from `start` on.
+        rows: `[T, W]`; the gates are the columns from `start` on.
         weight: `[C]`.
         num_groups: Groups of consecutive channels.
-        eps: Added to the mean of the squares.
+        eps: Number that is added to the mean of the squares.
         start: First column of the gates.
 
     Returns:
@@ -71,7 +71,7 @@ def _takes_kernel(
 ) -> bool:
     unsupported = None
     if width % 4 or rows.shape[1] % 4 or start % 4 or not 8 <= width <= _WIDEST:
-        unsupported = f"{width} elements and gates from {start} are not all fours"
+        unsupported = f"{width} elements, gates from column {start}: not all multiples of 4"
     dtypes = (x.dtype, rows.dtype, weight.dtype)
     return dispatch.takes_kernel(
         "gated_rms_norm" if after else "gated_group_norm",
@@ -87,7 +87,7 @@ def _takes_kernel(
 def gated_rms_norm_kernel(
     x: mx.array, rows: mx.array, weight: mx.array, *, eps: float, start: int = 0
 ) -> mx.array:
-    """Return it in one launch; see `gated_rms_norm`."""
+    """Compute `gated_rms_norm` in one launch."""
     out = _launched(x, rows, weight, x.shape, x.dtype, (start, 0, eps), before=False)
     return out.flatten(1)
 
@@ -101,7 +101,7 @@ def gated_group_norm_kernel(
     eps: float,
     start: int = 0,
 ) -> mx.array:
-    """Return it in one launch; see `gated_group_norm`."""
+    """Compute `gated_group_norm` in one launch."""
     width = x.shape[1] // num_groups
     shape = (x.shape[0], num_groups, width)
     out = _launched(x, rows, weight, shape, rows.dtype, (start, width, eps), before=True)
@@ -121,13 +121,13 @@ def _launched(
     """Launch the kernel.
 
     Args:
-        x: What is normed.
-        rows: Where the gates lie.
-        weight: Of one group, or of all.
+        x: Input of the norm.
+        rows: Rows that hold the gates.
+        weight: Weight of one group, or of all groups.
         shape: Tokens, groups, and elements of a group.
-        dtype: Of the output.
-        numbers: First column of the gates, distance of the weights of two groups, epsilon.
-        before: Whether gates come before norms.
+        dtype: Dtype of the output.
+        numbers: First column of the gates, distance between the weights of two groups, epsilon.
+        before: Whether gates are applied before norms.
     """
     num_tokens, num_groups, width = shape
     start, stride, eps = numbers
@@ -143,7 +143,7 @@ def _launched(
 
 
 def _check_after(dtypes: tuple[mx.Dtype, ...], width: int, seed: int = 1) -> None:
-    """Compare the kernel with its reference, gates last."""
+    """Compare the kernel with its reference; gates follow norms."""
     x, rows, weight = _drawn(dtypes, width, seed)
     got = gated_rms_norm_kernel(x, rows, weight[0], eps=1e-5, start=4)
     want = gated_rms_norm_reference(x, rows, weight[0], eps=1e-5, start=4)
@@ -151,7 +151,7 @@ def _check_after(dtypes: tuple[mx.Dtype, ...], width: int, seed: int = 1) -> Non
 
 
 def _check_before(dtypes: tuple[mx.Dtype, ...], width: int, seed: int = 1) -> None:
-    """Compare the kernel with its reference, gates first."""
+    """Compare the kernel with its reference; gates precede norms."""
     x, rows, weight = _drawn(dtypes, width, seed)
     args = (x.flatten(1), rows, weight.flatten(), 2)
     got = gated_group_norm_kernel(*args, eps=1e-5, start=4)
@@ -174,7 +174,7 @@ def _drawn(dtypes: tuple[mx.Dtype, ...], width: int, seed: int) -> list[mx.array
 def gated_rms_norm_reference(
     x: mx.array, rows: mx.array, weight: mx.array, *, eps: float, start: int = 0
 ) -> mx.array:
-    """Return it in MLX operations; see `gated_rms_norm`."""
+    """Compute `gated_rms_norm` in MLX operations."""
     gate = rows[:, start : start + x.shape[1] * x.shape[2]].reshape(x.shape)
     if is_few(x):
         out = _few_gated(x.shape[2], eps)(x, gate, weight)
@@ -193,7 +193,7 @@ def gated_group_norm_reference(
     eps: float,
     start: int = 0,
 ) -> mx.array:
-    """Return it in MLX operations; see `gated_group_norm`."""
+    """Compute `gated_group_norm` in MLX operations."""
     gated = _gate(x, rows[:, start : start + x.shape[1]])
     out = rms_norm(gated.reshape(*x.shape[:-1], num_groups, -1), None, eps)
     return (out.reshape(x.shape) * weight.astype(mx.float32)).astype(rows.dtype)

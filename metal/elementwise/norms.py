@@ -1,4 +1,4 @@
-"""RMS norms in MLX operations. Where operations are fused on a CPU, those of few tokens are."""
+"""RMS norms in MLX operations. A CPU that fuses operations fuses the norms of few tokens."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..runtime import device
 from ..runtime.fusion import fused, fuses
 
 FEW_ELEMENTS = 4096
-"""Up to so many elements an operation costs more to start than to compute."""
+"""Largest size at which the start of an operation costs more than its arithmetic."""
 
 
 class Norm(Protocol):
@@ -21,17 +21,17 @@ class Norm(Protocol):
 
     @property
     def weight(self) -> mx.array | None:
-        """`[D]`; None for ones."""
+        """Weight `[D]`; None for ones."""
         ...
 
     @property
     def eps(self) -> float:
-        """Added to the mean of squares."""
+        """Number that is added to the mean of squares."""
         ...
 
     @property
     def zero_centred(self) -> bool:
-        """Whether the weight is a distance from one."""
+        """Whether the norm multiplies by `1 + weight`."""
         ...
 
     def __call__(self, x: mx.array) -> mx.array:
@@ -40,9 +40,9 @@ class Norm(Protocol):
 
 
 def is_few(x: mx.array) -> bool:
-    """Whether a norm of `x` is made of operations that are fused.
+    """Whether a norm of `x` consists of fused operations.
 
-    MLX's own is as many operations on a CPU, but they are not put together in Python.
+    On a CPU, MLX's own norm has as many operations, but Python does not build their graph.
     """
     return x.size <= FEW_ELEMENTS and fuses() and not device.is_gpu()
 
@@ -56,15 +56,15 @@ def normed(x: mx.array, dims: int, eps: float) -> mx.array:
 def rms_norm(x: mx.array, weight: mx.array | None, eps: float) -> mx.array:
     """Return `x / sqrt(mean(x²) + eps) * weight` over the last axis.
 
-    The mean is float32. Few elements and many give the same bits.
+    The mean is float32. The number of elements does not change a bit of the result.
 
     Args:
         x: `[..., D]`.
         weight: `[D]`; None for ones.
-        eps: Added to the mean.
+        eps: Number that is added to the mean.
 
     Returns:
-        `[..., D]`, in the dtype of `x` or of `weight`, whichever is wider.
+        `[..., D]`, in the wider one of the dtypes of `x` and `weight`.
     """
     if not is_few(x):
         return mx.fast.rms_norm(x, weight, eps)
@@ -84,14 +84,14 @@ def _few_weighted(dims: int, eps: float) -> Callable[[mx.array, mx.array], mx.ar
 
 
 def zero_centred_rms_norm(x: mx.array, weight: mx.array, eps: float) -> mx.array:
-    """Return `x / sqrt(mean(x²) + eps) * (1 + weight)` over the last axis, in its own dtype.
+    """Return `x / sqrt(mean(x²) + eps) * (1 + weight)` over the last axis, in the dtype of `x`.
 
-    The one is added in float32: bfloat16 has no room for it beside a small weight.
+    The sum `1 + weight` is float32, because bfloat16 would round a small weight away.
 
     Args:
         x: `[..., D]`.
-        weight: `[D]`, the distance from one.
-        eps: Added to the mean.
+        weight: `[D]`; the factor is `1 + weight`.
+        eps: Number that is added to the mean.
     """
     if is_few(x):
         return _few_zero_centred(x.shape[-1], eps)(x, weight)
@@ -110,7 +110,7 @@ def _few_zero_centred(dims: int, eps: float) -> Callable[[mx.array, mx.array], m
 
 @attrs.frozen(eq=False)
 class ProbeNorm:
-    """A norm that operations are tried with."""
+    """A norm for self-checks."""
 
     weight: mx.array | None
     eps: float

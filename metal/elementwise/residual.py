@@ -1,4 +1,4 @@
-"""Residuals together with the norms around them."""
+"""Residual sums, each with the norm that follows."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _KERNEL = Kernel(
 _WORD = 8
 _MAX_THREADS = 512
 _MAX_WORDS = 4
-"""Of a thread: it keeps a token's elements in registers."""
+"""Most words of a thread, which keeps its part of a token in registers."""
 
 
 def add_rms_norm_reference(
     x: mx.array, delta: mx.array, norm: Norm, delta_norm: Norm | None = None
 ) -> tuple[mx.array, mx.array]:
-    """Do in MLX operations what `add_rms_norm` does."""
+    """Compute `add_rms_norm` in MLX operations."""
     total = x + (delta if delta_norm is None else delta_norm(delta))
     return total, norm(total)
 
@@ -32,10 +32,10 @@ def add_rms_norm_reference(
 def add_rms_norm_kernel(
     x: mx.array, delta: mx.array, norm: Norm, delta_norm: Norm | None = None
 ) -> tuple[mx.array, mx.array]:
-    """Do in one launch what `add_rms_norm` does.
+    """Compute `add_rms_norm` in one launch.
 
     Raises:
-        ValueError: The kernel cannot take such arguments.
+        ValueError: The kernel does not support the arguments.
     """
     kind, weights = _kind_of(x, delta, norm, delta_norm)
     plan = _plan(x.shape[0], *kind)
@@ -60,15 +60,18 @@ def _launched(
 def add_rms_norm(
     x: mx.array, delta: mx.array, norm: Norm, delta_norm: Norm | None = None
 ) -> tuple[mx.array, mx.array]:
-    """Return `x + delta`, and its norm.
+    """Return the sum `x + delta`, and the norm of the sum.
 
     Args:
-        x: `[T, W]`.
-        delta: `[T, W]`.
-        norm: Of the sum.
-        delta_norm: Of `delta` before it is added; None for none.
+        x: Residual stream `[T, W]`.
+        delta: Output of a layer, `[T, W]`.
+        norm: Norm of the sum.
+        delta_norm: Norm of `delta` before the addition; None for none.
+
+    Returns:
+        Sum and norm, both `[T, W]`.
     """
-    if not x.size or backend() is None:  # of a step without logits no row is left
+    if not x.size or backend() is None:  # a step without logits has no rows here
         dispatch.record("add_rms_norm", "ops")
         return add_rms_norm_reference(x, delta, norm, delta_norm)
     kind, weights = _kind_of(x, delta, norm, delta_norm)
@@ -81,11 +84,11 @@ def add_rms_norm(
 
 @attrs.frozen
 class _Plan:
-    """What follows from the kind of the arguments alone.
+    """Everything about a launch that depends on shapes and dtypes, not on values.
 
     Attributes:
-        unsupported: Why the kernel cannot take them, None if it can.
-        launch: How it is started.
+        unsupported: Why the kernel cannot take the arguments, None if it can.
+        launch: Grid, threadgroup, template and outputs.
     """
 
     unsupported: str | None
@@ -93,7 +96,7 @@ class _Plan:
 
 
 Kind: TypeAlias = tuple[int, mx.Dtype | None, bool, bool, bool]
-"""Arguments of `_plan` but the first."""
+"""Arguments of `_plan` without the number of tokens."""
 
 
 def _kind_of(
@@ -101,7 +104,7 @@ def _kind_of(
 ) -> tuple[Kind, tuple[mx.array, mx.array]]:
     """Return the kind of the arguments, and the norms' weights.
 
-    The dtype is None where they differ, or a weight is missing: that is left to MLX.
+    The dtype is None if dtypes differ or a weight is missing; MLX computes such norms.
     """
     weight = norm.weight
     delta_weight = weight if delta_norm is None else delta_norm.weight
@@ -127,9 +130,9 @@ def _plan(
 ) -> _Plan:
     unsupported = None
     if dtype is None:
-        unsupported = "sum, deltas and weights are of several dtypes, or a norm has no weight"
+        unsupported = "stream, deltas and weights have several dtypes, or a norm has no weight"
     elif width % _WORD or not 0 < width <= _MAX_THREADS * _MAX_WORDS * _WORD:
-        unsupported = f"rows of {width} elements"
+        unsupported = f"rows of {width} elements, no multiple of {_WORD} or too long"
     threads = min(_MAX_THREADS, max(1, -(-width // (32 * _WORD))) * 32)
     template: Template = {
         "T": dtype or mx.float32,
@@ -145,7 +148,7 @@ def _plan(
 
 
 def _check(x: mx.array, norm: Norm, delta_norm: Norm | None, seed: int = 1) -> None:
-    """Compare kernel and reference on three tokens, with the very weights."""
+    """Compare kernel and reference on three tokens, with the weights of the call."""
     rows, deltas = mx.random.normal((2, 3, x.shape[-1]), key=mx.random.key(seed)).astype(
         x.dtype
     )

@@ -1,4 +1,4 @@
-"""Linear layers of few rows: products that take as long as reading their weights."""
+"""Matrix products of few rows: reading the weights takes all the time."""
 
 from __future__ import annotations
 
@@ -24,16 +24,17 @@ def few_rows_kernel(
     norm: Norm | None = None,
     activation: Activation | None = None,
 ) -> mx.array:
-    """Return a product in one launch, shared out as `geometry` says.
+    """Compute a product in one launch with the given geometry.
 
     Args:
         x: `[M, K]`, at most `geometry.rows` rows.
         weight: `[O, K]`, or `[2 * O, K]` with an activation.
-        geometry: How it is shared out.
-        bias: One number for each row of the weight.
-        residual: `[M, O]`.
-        norm: Of `x`, with a weight.
-        activation: Of the first half of the products, which the second half is multiplied by.
+        geometry: Distribution of the work.
+        bias: One number for each row of the weight; None for none.
+        residual: Addend `[M, O]`; None for none.
+        norm: Norm of `x`, with a weight; None for none.
+        activation: Function of the first half of the products, by which the second half is
+            multiplied; None for none.
 
     Returns:
         `[M, O]`, in the dtype of `x`.
@@ -70,15 +71,15 @@ def few_rows_linear(
 ) -> mx.array:
     """Return `norm(x) @ weight.T + bias + residual`, for few rows.
 
-    A row's result is the same to the bit whatever the other rows are, and however many; the
-    norm, the sums and what is added to them are float32, rounded once.
+    The result of a row does not depend on the other rows, nor on their number, to the bit. The
+    norm, the sums and the addends are float32; the result is rounded once.
 
     Args:
-        x: `[M, K]`, at most `MAX_ROWS` rows; one may lie in several dimensions.
+        x: `[M, K]`, at most `MAX_ROWS` rows; a row may have several dimensions.
         weight: `[O, K]`, row-major.
         bias: `[O]`.
-        residual: `[M, O]`.
-        norm: Of `x`, None for none.
+        residual: `[M, O]`; None for none.
+        norm: Norm of `x`, None for none.
 
     Returns:
         `[M, O]`, in the dtype of `x`.
@@ -114,10 +115,10 @@ def few_rows_gated(
 
     Args:
         x: `[M, K]`, at most `MAX_ROWS` rows.
-        weight: `[2 * H, K]`, row-major: the gate's rows first.
-        activation: Of the gate.
-        bias: `[2 * H]`.
-        norm: Of `x`, None for none.
+        weight: `[2 * H, K]`, row-major; the first `H` rows are those of the gate.
+        activation: Function that is applied to the gate.
+        bias: `[2 * H]`; None for none.
+        norm: Norm of `x`, None for none.
 
     Returns:
         `[M, H]`, in the dtype of `x`.
@@ -130,7 +131,7 @@ def few_rows_gated(
 
 
 def _by_kernel(operation: str, operands: Operands) -> mx.array | None:
-    """Return a product in one launch, None if the reference is to be taken."""
+    """Return the product of the kernel, None if the reference has to run."""
     plan = plan_of(operands)
     check = functools.partial(_check, plan.geometry, operands.extras, operands.x.dtype)
     if dispatch.takes_kernel(operation, plan.variant, check, unsupported=plan.unsupported):
@@ -139,8 +140,8 @@ def _by_kernel(operation: str, operands: Operands) -> mx.array | None:
 
 
 def _check(geometry: Geometry, extras: Extras, dtype: mx.Dtype, seed: int = 1) -> None:
-    """Compare the variant that is to run, on a small product, with the reference."""
-    # one row less than there is room for, and no multiple of what a threadgroup takes
+    """Compare a variant of the kernel with the reference on a small product."""
+    # one row less than the geometry has; outputs that no threadgroup divides
     num_rows, num_outputs, num_inputs = max(1, geometry.rows - 1), 13, 520
     num_weight_rows = num_outputs if extras.activation is None else 2 * num_outputs
     x, weight, bias, residual, gain = (
@@ -155,7 +156,7 @@ def _check(geometry: Geometry, extras: Extras, dtype: mx.Dtype, seed: int = 1) -
             )
         )
     )
-    # an epsilon as large as the mean of squares, so as to be seen
+    # an epsilon as large as the mean of squares, so that a mistake shows
     norm = ProbeNorm(gain, 0.04, zero_centred=extras.norm == 2) if extras.norm else None
     given = bias if extras.bias else None
     added = residual if extras.residual else None
@@ -178,7 +179,7 @@ def _probe(
     norm: int = 0,
     seed: int = 1,
 ) -> None:
-    """Compare what runs for so many rows; `extras` are the bias and the residual."""
+    """Compare the variant for `num_rows` rows; `extras` are the bias and the residual."""
     geometry = choose_geometry(num_rows, (26, 520), dtype.size)
     chosen = Extras(extras, extras and activation is None, activation, norm)
     _check(geometry, chosen, dtype, seed)

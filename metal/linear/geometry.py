@@ -1,34 +1,34 @@
-"""How the products of few rows are shared out over a GPU."""
+"""Distribution of products of few rows over a GPU."""
 
 from __future__ import annotations
 
 import attrs
 
 MAX_ROWS = 8
-"""Rows that the kernels take at most: with more, a matrix product shares its weights better."""
+"""Most rows of the kernels; for more rows, MLX's product reuses weights better."""
 
 _WORD_BYTES = 16
 _SIMDGROUPS = 4
-"""Of a threadgroup: small ones spread evenly over the cores of a GPU."""
+"""Simdgroups of a threadgroup; small threadgroups spread evenly over the cores of a GPU."""
 _MAX_SPLIT = 4
 _MIN_SIMDGROUPS = 2560
-"""Two weight rows a simdgroup shall make this many; else they share the sums."""
+"""With two weight rows a simdgroup, at least so many simdgroups; else simdgroups share sums."""
 _MANY_SIMDGROUPS = 4096
-"""If four weight rows a simdgroup still make this many, it takes four: x is read less often."""
+"""A simdgroup takes four weight rows if so many simdgroups remain: `x` is read less often."""
 _MAX_WORDS = 8
-"""Words of weights that a lane has in flight, four registers each, if x has several rows."""
+"""Most weight words in flight in a lane, four registers each, if `x` has several rows."""
 _MAX_UNROLL = 4
-"""Words of each weight row in flight, where x is a single row."""
+"""Most words in flight of each weight row, if `x` is a single row."""
 
 
 @attrs.frozen
 class Geometry:
-    """How a product is shared out.
+    """Distribution of a product over simdgroups.
 
     Attributes:
-        rows: Of x, padded to a power of two.
-        weight_rows: Rows of the weight that a simdgroup reads, a power of two; gates and ups
-            are as many, so at least two if there are any.
+        rows: Rows of `x`, padded to a power of two.
+        weight_rows: Rows of the weight that a simdgroup reads, a power of two. A gated product
+            has at least two, one of the gate and one of the up projection.
         split: Simdgroups that share each sum.
         unroll: Words of 16 bytes of each weight row that a lane reads at once.
     """
@@ -45,10 +45,10 @@ class Geometry:
 
 
 def choose_geometry(num_rows: int, weight_shape: tuple[int, int], itemsize: int) -> Geometry:
-    """Return how a product of `num_rows` rows is shared out.
+    """Return the geometry for a product of `num_rows` rows.
 
-    What orders a sum, `split`, depends on the weight alone: a row's result is the same
-    whatever else a step computes.
+    The order of a sum follows from `split`, which depends on the weight alone. So the result of
+    a row does not depend on the other rows of a step.
 
     Args:
         num_rows: 1 to `MAX_ROWS`.

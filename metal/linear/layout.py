@@ -1,4 +1,4 @@
-"""How weights lie in memory, and what multiplies by them."""
+"""Layout of weights in memory, and the layers that multiply by them."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from .few_rows import few_rows_gated, few_rows_linear
 from .geometry import MAX_ROWS
 
 LARGE_WEIGHT = 64 << 20
-"""Bytes of a weight from where on matrix units pay with half as many rows."""
+"""Bytes above which matrix units pay with half as many rows."""
 
 
 class InputMajorLinear(nn.Linear):
-    """A linear layer that multiplies by what lies in memory, not by its transpose.
+    """A linear layer whose weight lies in memory as the product reads it, input-major.
 
     Attributes:
         weight: `[out, in]`, a view.
@@ -28,7 +28,7 @@ class InputMajorLinear(nn.Linear):
 
     @classmethod
     def of(cls, layer: nn.Linear) -> InputMajorLinear:
-        """Return the layer, its weight stored anew."""
+        """Return the layer with a rearranged weight."""
         own = cls(1, 1, bias=False)
         own._columns = mx.contiguous(layer.weight.T)
         own.weight = own._columns.T
@@ -45,7 +45,7 @@ class InputMajorLinear(nn.Linear):
 
 
 class FewRowsLinear(nn.Linear):
-    """A linear layer with a kernel for few rows: two to `MAX_ROWS`, or one with more to do.
+    """A linear layer with a kernel for 2 to `MAX_ROWS` rows, or 1 if norm, sum or gate join it.
 
     Attributes:
         weight: `[out, in]`, row-major.
@@ -73,7 +73,7 @@ class FewRowsLinear(nn.Linear):
 
 
 class FewRowsEmbedding(nn.Embedding):
-    """An embedding whose transpose, the head, has a kernel for two to `MAX_ROWS` rows.
+    """An embedding that is the head as well, with a kernel for 2 to `MAX_ROWS` rows.
 
     Attributes:
         weight: `[num_embeddings, dims]`, row-major.
@@ -96,15 +96,15 @@ class FewRowsEmbedding(nn.Embedding):
 
 
 def normed_projection(layer: nn.Module, x: mx.array, norm: Norm) -> mx.array | None:
-    """Return `layer(norm(x))` in one launch, None if no kernel does that.
+    """Return `layer(norm(x))` in one launch, None if no kernel applies.
 
     Args:
-        layer: Any.
+        layer: A layer of any class.
         x: `[T, in]`.
-        norm: Of its last axis.
+        norm: Norm of the last axis of `x`.
 
     Returns:
-        `[T, out]`, or None: the layer is of another kind, the rows are too many, or the norm
+        `[T, out]`. None if the layer is of another class, there are too many rows, or the norm
         has no weight.
     """
     if not _fuses(layer, x) or norm.weight is None:
@@ -113,15 +113,15 @@ def normed_projection(layer: nn.Module, x: mx.array, norm: Norm) -> mx.array | N
 
 
 def added_projection(layer: nn.Module, x: mx.array, residual: mx.array) -> mx.array | None:
-    """Return `residual + layer(x)` in one launch, None if no kernel does that.
+    """Return `residual + layer(x)` in one launch, None if no kernel applies.
 
     Args:
-        layer: Any.
-        x: `[T, in]`, or `[T, H, D]` with `in` elements a row.
+        layer: A layer of any class.
+        x: `[T, in]`, or `[T, H, D]` with `in = H * D`.
         residual: `[T, out]`.
 
     Returns:
-        `[T, out]`, or None: the layer is of another kind, or the rows are too many.
+        `[T, out]`. None if the layer is of another class or there are too many rows.
     """
     if not _fuses(layer, x):
         return None
@@ -131,16 +131,16 @@ def added_projection(layer: nn.Module, x: mx.array, residual: mx.array) -> mx.ar
 def gated_projection(
     layer: nn.Module, x: mx.array, activation: Activation = "silu", norm: Norm | None = None
 ) -> mx.array | None:
-    """Return `activation(gate) * up` in one launch, None if no kernel does that.
+    """Return `activation(gate) * up` in one launch, None if no kernel applies.
 
     Args:
-        layer: Gate and up projection joined, the gate's outputs first.
+        layer: Joined gate and up projection, the outputs of the gate first.
         x: `[T, in]`.
-        activation: Of the gate.
-        norm: Of `x` before the projection, None for none.
+        activation: Function that is applied to the gate.
+        norm: Norm of `x` before the projection, None for none.
 
     Returns:
-        `[T, hidden]`, or None: the layer is of another kind, the rows are too many, or the
+        `[T, hidden]`. None if the layer is of another class, there are too many rows, or the
         norm has no weight.
     """
     if not _fuses(layer, x) or (norm is not None and norm.weight is None):
@@ -149,11 +149,11 @@ def gated_projection(
 
 
 def prefer_layout(model: nn.Module) -> None:
-    """Put what is faster here in the place of a model's linear layers.
+    """Replace the linear layers of a model by the classes that are fastest on this device.
 
-    On a CPU `x @ w.T` reads a weight `[out, in]` against its grain; stored input-major, a
-    product with few rows takes 10 to 25 % less time. Where kernels run, layers and embeddings
-    get one for few rows. Parameters keep their names, shapes and values.
+    On a CPU, `x @ w.T` reads a weight `[out, in]` across its rows. With a weight stored
+    input-major, a product of few rows takes 10 to 25 % less time. Where kernels run, layers and
+    embeddings get the kernel for few rows. Parameters keep names, shapes and values.
     """
     if launch.backend() is not None:
         _replace(model, {nn.Linear: FewRowsLinear.of, nn.Embedding: FewRowsEmbedding.of})
@@ -162,14 +162,14 @@ def prefer_layout(model: nn.Module) -> None:
 
 
 def _fuses(layer: nn.Module, x: mx.array) -> bool:
-    """Whether a product is made by a kernel that does more besides; of one row, too."""
+    """Whether one launch can compute the product with a norm, sum or gate, from 1 row on."""
     return isinstance(layer, FewRowsLinear) and _is_few(x.shape[0], layer["weight"], 1)
 
 
 def _few_rows(x: mx.array, weight: mx.array, *, least: int) -> mx.array | None:
-    """Return the rows of `x`, `[M, in]`, None if MLX's product is better for them.
+    """Return the rows of `x`, `[M, in]`, None if MLX's product is faster for them.
 
-    For one row that is another kernel as well, and costs the host less to launch.
+    For one row MLX has a kernel as well, whose launch costs less host time.
     """
     if not _is_few(x.size // x.shape[-1], weight, least):
         return None
@@ -182,9 +182,10 @@ def _is_few(num_rows: int, weight: mx.array, least: int) -> bool:
 
 
 def _both_ways(weight: mx.array) -> tuple[mx.array, mx.array]:
-    """Return a weight `[out, in]`, row-major, and its transpose in the same memory.
+    """Return a row-major weight `[out, in]`, and its transpose in the same memory.
 
-    A view made by each step would be an operation; one that a kernel takes would be copied.
+    The transpose is made once, because a view is an operation of every step. A kernel gets the
+    weight itself, because MLX copies views for kernels.
     """
     rows = mx.contiguous(weight)
     columns = rows.T
@@ -193,7 +194,7 @@ def _both_ways(weight: mx.array) -> tuple[mx.array, mx.array]:
 
 
 def _replace(holder: Any, substitutes: dict[type, Callable[[Any], nn.Module]]) -> None:
-    """Replace modules of exactly these types, one after the other, in `holder` and below."""
+    """Replace modules of exactly these types in `holder` and below, in order."""
     items = list(enumerate(holder) if isinstance(holder, list) else holder.items())
     for key, child in items:
         if isinstance(key, str) and key.startswith("_"):

@@ -1,4 +1,4 @@
-"""What a product of few rows is compiled for, and how it is launched."""
+"""Variants and launches of products of few rows."""
 
 from __future__ import annotations
 
@@ -19,13 +19,15 @@ _DTYPES = (mx.float32, mx.float16, mx.bfloat16)
 
 @attrs.frozen
 class Extras:
-    """What a launch does beside the product.
+    """Work of a launch beside the product.
 
     Attributes:
-        bias: Whether one is added.
-        residual: Whether one is added.
-        activation: Of gates, by which ups are multiplied.
-        norm: Of x before the product: 0 for none, 1 by its weight, 2 by one more than that.
+        bias: Whether a bias is added.
+        residual: Whether a residual is added.
+        activation: Function of the gate, by which the up projection is multiplied; None for
+            none.
+        norm: Norm of `x` before the product: 0 for none, 1 with factor `weight`, 2 with factor
+            `1 + weight`.
     """
 
     bias: bool = False
@@ -35,22 +37,23 @@ class Extras:
 
     @property
     def kernel(self) -> Kernel:
-        """The kernel with the inputs that it reads."""
+        """The kernel without the inputs that this variant does not read."""
         given = (("bias", self.bias), ("residual", self.residual), ("gain", self.norm))
         return _KERNEL.without(*(name for name, there in given if not there))
 
 
 @attrs.frozen(eq=False)
 class Operands:
-    """What a product is made of.
+    """Operands of a product.
 
     Attributes:
         x: `[M, K]`, or a row of `K` elements in several dimensions.
         weight: `[O, K]`, or `[2 * O, K]` with an activation.
-        bias: One number for each row of the weight.
-        residual: `[M, O]`.
-        norm: Of `x`.
-        activation: Of the first half of the products, which the second half is multiplied by.
+        bias: One number for each row of the weight; None for none.
+        residual: Addend `[M, O]`; None for none.
+        norm: Norm of `x`; None for none.
+        activation: Function of the first half of the products, by which the second half is
+            multiplied; None for none.
     """
 
     x: mx.array
@@ -62,12 +65,12 @@ class Operands:
 
     @property
     def gain(self) -> mx.array | None:
-        """The norm's weight."""
+        """The weight of the norm."""
         return None if self.norm is None else self.norm.weight
 
     @property
     def extras(self) -> Extras:
-        """What is done beside the product."""
+        """Work of the launch beside the product."""
         return Extras(
             self.bias is not None,
             self.residual is not None,
@@ -77,33 +80,33 @@ class Operands:
 
     @property
     def dtypes(self) -> tuple[mx.Dtype | None, ...]:
-        """Of all arrays, None where there is none."""
+        """Dtypes of all operands, None for absent ones."""
         arrays = (self.x, self.weight, self.bias, self.residual, self.gain)
         return tuple(None if array is None else array.dtype for array in arrays)
 
     @property
     def out_shape(self) -> tuple[int, int]:
-        """`(M, O)`."""
+        """Shape `(M, O)` of the result."""
         num_outputs = self.weight.shape[0]
         return self.x.shape[0], num_outputs if self.activation is None else num_outputs // 2
 
     def launched(self, kernel: Kernel, launch: Launch, numbers: mx.array) -> mx.array:
-        """Return what a launch makes of them."""
+        """Launch a kernel on the operands, and return the product."""
         arrays = (self.x, self.weight, self.bias, self.residual, self.gain, numbers)
         return kernel(*(array for array in arrays if array is not None), launch=launch)[0]
 
 
 @attrs.frozen(eq=False)
 class Plan:
-    """A product, ready to be launched: the same for the same shapes and dtypes.
+    """Everything about a launch that depends on shapes and dtypes, not on values.
 
     Attributes:
-        kernel: With the inputs that it reads.
-        launch: How it is started.
-        numbers: What it is told: rows, outputs, inputs, and the norm's epsilon.
-        variant: What it is compiled for.
-        geometry: How it is shared out.
-        unsupported: Why the kernel cannot take these arguments, None if it can.
+        kernel: The kernel with the inputs of this variant.
+        launch: Grid, threadgroup, template and outputs.
+        numbers: Rows, outputs, inputs, and epsilon of the norm, as the kernel reads them.
+        variant: Key of the compiled kernel.
+        geometry: Distribution of the work.
+        unsupported: Why the kernel cannot take the arguments, None if it can.
     """
 
     kernel: Kernel
@@ -115,7 +118,7 @@ class Plan:
 
 
 def plan_of(operands: Operands) -> Plan:
-    """Return how operands are multiplied."""
+    """Return the plan for operands; equal shapes and dtypes share one plan."""
     norm = operands.norm
     return _plan(
         operands.x.shape[0],
@@ -156,26 +159,26 @@ def _unsupported(
     dtypes: tuple[mx.Dtype | None, ...],
     extras: Extras,
 ) -> str | None:
-    """Return why the kernel cannot take these arguments, None if it can."""
+    """Return why the kernel cannot take the arguments, None if it can."""
     num_weight_rows, num_inputs = weight_shape
     if not 0 < num_rows <= MAX_ROWS:
         return f"{num_rows} rows are not 1 to {MAX_ROWS}"
     if num_inputs % 8 or not num_inputs:
         return f"{num_inputs} inputs are not a multiple of 8"
     if extras.activation is not None and num_weight_rows % 2:
-        return f"{num_weight_rows} outputs are not gates and as many ups"
+        return f"{num_weight_rows} outputs do not divide into gate and up projection"
     if extras.norm and dtypes[-1] is None:
         return "a norm has no weight"
     kinds = {dtype for dtype in dtypes if dtype is not None}
     if len(kinds) > 1 or kinds.isdisjoint(_DTYPES):
-        return f"{', '.join(sorted(map(str, kinds)))} are not one of 32 or 16 bit float"
+        return f"{', '.join(sorted(map(str, kinds)))} are not one float dtype of 32 or 16 bits"
     return None
 
 
 def launch_of(
     geometry: Geometry, extras: Extras, dtype: mx.Dtype, out_shape: tuple[int, int]
 ) -> Launch:
-    """Return how a product is started."""
+    """Return the parameters of the launch."""
     gated = extras.activation is not None
     outputs = geometry.weight_rows // 2 if gated else geometry.weight_rows
     simdgroups = geometry.simdgroups

@@ -1,4 +1,4 @@
-"""Decays between the tokens of a chunk, for scans that compute a chunk at once."""
+"""Decays between tokens of a chunk, for scans that compute whole chunks."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ import mlx.core as mx
 def decay_between(g: mx.array) -> mx.array:
     """Return the products of `g[i+1 … t]` at `[t, i]`, ones above the diagonal.
 
-    Each column is multiplied on its own. That loses nothing beside a decay of almost zero, as
-    differences of summed logarithms would, and takes a tenth of the time that a CPU needs for
-    as many exponentials.
+    Each column is a product of its own. Differences of summed logarithms would lose precision
+    next to a decay of almost zero, and their exponentials take ten times as long on a CPU.
 
     Args:
         g: `[…, C, 1]`.

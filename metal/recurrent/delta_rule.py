@@ -1,7 +1,7 @@
-"""The gated delta rule: a matrix per head that fades, and corrects what it recalls.
+"""The gated delta rule: a decaying matrix per head that corrects the values it recalls.
 
-A head's state `S [Dv, Dk]` maps keys to values. A token lets it fade by `g`, and moves what
-it recalls for the token's key towards the token's value by `beta`:
+The state `S [Dv, Dk]` of a head maps keys to values. A token multiplies the state by the decay
+`g`. Then the value recalled for the token's key moves towards the token's value by `beta`:
 
     S' = g S        u = beta (v - S' k)        S = S' + u kᵀ        y = S q
 
@@ -18,11 +18,10 @@ from ..runtime.fusion import fused
 from .decay import decay_between
 
 CHUNK = 64
-"""Tokens of a chunk, at most."""
+"""Most tokens of a chunk."""
 
 PIECE = 512
-"""Tokens whose chunks are computed side by side: what they need in between grows with them,
-and shall not outgrow the caches."""
+"""Tokens whose chunks are computed together: their temporaries have to fit into the caches."""
 
 
 def gated_delta_reference(
@@ -33,10 +32,10 @@ def gated_delta_reference(
     beta: mx.array,
     state: mx.array,
 ) -> tuple[mx.array, mx.array]:
-    """Run the rule in MLX operations; see `gated_delta.gated_delta`.
+    """Compute `gated_delta.gated_delta` in MLX operations.
 
-    A single token takes a step; more are computed in chunks, the last one no wider than it
-    has to be.
+    One token is a step of its own. More tokens are computed in chunks; the last chunk is as
+    narrow as a power of two allows.
     """
     if k.shape[1] <= PIECE:
         return _piece(q, k, v, log_g, beta, state)
@@ -58,7 +57,7 @@ def _piece(
     beta: mx.array,
     state: mx.array,
 ) -> tuple[mx.array, mx.array]:
-    """Run one piece; see `gated_delta_reference`."""
+    """Compute one piece of `gated_delta_reference`."""
     num_rows, length, num_keys, _ = k.shape
     grouped = state.reshape(num_rows, num_keys, -1, *state.shape[2:])
     inputs = [x.astype(mx.float32) for x in (q, k, v, log_g, beta)]
@@ -81,22 +80,22 @@ def _corrected(
     beta: mx.array,
     overlap: mx.array,
 ) -> tuple[mx.array, mx.array]:
-    """Return the correction `u` and the output, from what the old state recalls."""
+    """Return the correction `u` and the output, given the values the old state recalls."""
     u = (v - recalled_k * g) * beta
     return u, recalled_q * g + u * overlap
 
 
 def _step(inputs: Sequence[mx.array], state: mx.array) -> tuple[mx.array, mx.array]:
-    """Take one token, reading the old state once for its key and query, once to update it.
+    """Compute one token; the old state is read once for key and query, once for the update.
 
-    What the new state recalls for the query follows: `S q = S' q + u (k·q)`.
+    The output needs no read of the new state: `S q = S' q + u (k·q)`.
 
     Args:
-        inputs: As those of `gated_delta_reference`, float32.
+        inputs: Inputs of `gated_delta_reference`, float32.
         state: `[N, Hk, Hv / Hk, Dv, Dk]`.
 
     Returns:
-        Outputs `[N, Hk, Hv / Hk, Dv, 1]`, and the state after.
+        Outputs `[N, Hk, Hv / Hk, Dv, 1]`, and the new state.
     """
     q, k, v, log_g, beta = inputs
     heads = state.shape[:3]
@@ -116,7 +115,7 @@ def _step(inputs: Sequence[mx.array], state: mx.array) -> tuple[mx.array, mx.arr
 
 
 def _chunks(inputs: Sequence[mx.array], state: mx.array) -> tuple[mx.array, mx.array]:
-    """Take many tokens; shapes as in `_step`, outputs `[N, L, Hk, Hv / Hk, Dv]`."""
+    """Compute many tokens; shapes as in `_step`, outputs `[N, L, Hk, Hv / Hk, Dv]`."""
     q, k, v, log_g, beta = inputs
     num_keys = state.shape[1]
     tokens = [_head_major(x, num_keys) for x in (q, k, v, log_g[..., None], beta[..., None])]
@@ -141,15 +140,15 @@ def _head_major(x: mx.array, num_keys: int) -> mx.array:
 
 
 def _scan(tokens: Sequence[mx.array], state: mx.array, width: int) -> tuple[mx.array, mx.array]:
-    """Take many tokens, `width` at a time.
+    """Compute many tokens, `width` at a time.
 
-    With `G_t` the product of a chunk's decays up to its token `t`, and `D_ti` that of those
-    after `i` up to `t`, the chunk's corrections `U [C, Dv]` solve a triangular system
+    With `G_t` the product of a chunk's decays up to its token `t`, and `D_ti` the product of
+    the decays after `i` up to `t`, the corrections `U [C, Dv]` solve a triangular system
 
         (1 + A) U = beta (V - G K S₀ᵀ)        A_ti = beta_t D_ti (k_t·k_i), i < t
 
-    whose inverse does not depend on the state. So only what is linear in `S₀` runs chunk
-    after chunk. Padding has beta = 0 and g = 1, which leaves the state as it is.
+    whose inverse does not depend on the state. So only the terms linear in `S₀` run chunk after
+    chunk. Padding tokens have beta = 0 and g = 1, so they do not change the state.
     """
     length = tokens[0].shape[-2]
     q, k, v, log_g, beta = (_chunked(x, width) for x in tokens)
@@ -176,12 +175,12 @@ def _scan(tokens: Sequence[mx.array], state: mx.array, width: int) -> tuple[mx.a
 
 
 def _one_by_one(x: mx.array) -> list[mx.array]:
-    """Return views `x[i]` of a chunk each; an index would gather copies."""
+    """Return a view `x[i]` of each chunk; an index operation would copy."""
     return [chunk.squeeze(0) for chunk in x.split(x.shape[0])]
 
 
 def _chunked(x: mx.array, width: int) -> mx.array:
-    """Return `[chunks, N, Hk, G, width, D]`, zeros behind the last token."""
+    """Return `[chunks, N, Hk, G, width, D]`, zeros after the last token."""
     *heads, length, dims = x.shape
     missing = -length % width
     if missing:
@@ -192,15 +191,15 @@ def _chunked(x: mx.array, width: int) -> mx.array:
 def unit_lower_inverse(a: mx.array) -> mx.array:
     """Return the inverse of `1 + a` for a strictly lower triangular `a [..., C, C]`.
 
-    Blocks on the diagonal double in width until one is left, with
+    Inverses of blocks on the diagonal double in width until one block is left, with
 
         [X 0; B Y]⁻¹ = [X⁻¹ 0; -Y⁻¹ B X⁻¹ Y⁻¹]
 
-    The series of powers of `a` takes as many doublings, but its terms grow like binomial
-    coefficients and cancel: with equal keys nothing of a float32 is left at 64 tokens.
+    A series of powers of `a` needs as many doublings. But its terms grow like binomial
+    coefficients and cancel: with equal keys, 64 tokens lose all digits of a float32.
 
     Args:
-        a: `C` is a power of two. What lies on or above the diagonal is not looked at.
+        a: Matrices; `C` is a power of two. Elements on or above the diagonal are ignored.
     """
     *batch, size, _ = a.shape
     inverse = mx.ones((*batch, size, 1, 1))

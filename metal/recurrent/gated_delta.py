@@ -1,4 +1,4 @@
-"""The gated delta rule over the tokens of a batch of rows; see `delta_rule` for what it is."""
+"""The gated delta rule over the tokens of a batch of rows; `delta_rule` has the definition."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .delta_rule import gated_delta_reference
 from .scan_kernel import ScanKernel, compare, draw
 
 _EPS = 1e-6
-"""Added to the sum of squares of a query or key that is normed here."""
+"""Number that is added to the sum of squares of a query or key."""
 
 _INPUTS = ("q", "k", "v", "a", "b", "log_a", "dt_bias", "state", "ip", "fp")
 _SCAN = ScanKernel(Kernel("gated_delta", _INPUTS, ("out", "after")))
@@ -21,11 +21,11 @@ _SCAN = ScanKernel(Kernel("gated_delta", _INPUTS, ("out", "after")))
 
 @attrs.frozen
 class Columns:
-    """Where the rates of tokens lie in the rows of a joined projection.
+    """Columns of the rates of tokens in the rows of a joined projection.
 
     Attributes:
-        decay: First of the `Hv` columns that decays are made of.
-        rate: First of the `Hv` columns that rates of correction are made of.
+        decay: First of the `Hv` columns of `a`, from which decays are computed.
+        rate: First of the `Hv` columns of `b`, from which rates of correction are computed.
     """
 
     decay: int
@@ -42,7 +42,7 @@ def gated_delta(
 ) -> tuple[mx.array, mx.array]:
     """Run the gated delta rule over the tokens of each row.
 
-    It is float32 inside.
+    All arithmetic is float32.
 
     Args:
         q: Queries `[N, L, Hk, Dk]`, normed and scaled.
@@ -69,7 +69,7 @@ def gated_delta_mixed(
     dt_bias: mx.array,
     state: mx.array,
 ) -> tuple[mx.array, mx.array]:
-    """Run the gated delta rule over what a layer's projection and convolution say.
+    """Run the gated delta rule on the outputs of a layer's projection and convolution.
 
     Queries and keys are divided by their lengths, queries scaled by `Dk ** -0.5`. Decays are
     `exp(-exp(log_a) * softplus(a + dt_bias))` and rates `sigmoid(b)`.
@@ -77,7 +77,7 @@ def gated_delta_mixed(
     Args:
         mixed: Queries, keys and values of each token, `[N, L, 2 * Hk * Dk + Hv * Dv]`.
         rows: The projection of each token, `[N, L, W]`.
-        columns: Where `a` and `b` lie in it.
+        columns: Columns of `a` and `b` in `rows`.
         log_a: `[Hv]`.
         dt_bias: `[Hv]`.
         state: State before the first token, `[N, Hv, Dv, Dk]`, float32.
@@ -102,7 +102,7 @@ def gated_delta_mixed_reference(
     dt_bias: mx.array,
     state: mx.array,
 ) -> tuple[mx.array, mx.array]:
-    """Run it in MLX operations; see `gated_delta_mixed`."""
+    """Compute `gated_delta_mixed` in MLX operations."""
     shape, (_, num_heads, depth, width) = mixed.shape[:2], state.shape
     num_keys = _num_keys(mixed, state)
     qk, v = mx.split(mixed, [2 * num_keys * width], axis=-1)
@@ -126,8 +126,8 @@ def _rates(
 def _unit(x: mx.array) -> mx.array:
     """Return `x / sqrt(sum(x²) + eps)` over the last axis, float32.
 
-    One over the root of the width turns an RMS norm into it, and `eps` of a sum is
-    `eps / width` of a mean.
+    This is an RMS norm, divided by the root of the width; `eps` of a sum is `eps / width` of a
+    mean.
     """
     width = x.shape[-1]
     return rms_norm(x, None, _EPS / width) * width**-0.5
@@ -144,7 +144,7 @@ def gated_delta_kernel(
     beta: mx.array,
     state: mx.array,
 ) -> tuple[mx.array, mx.array]:
-    """Run it in one launch; see `gated_delta`."""
+    """Compute `gated_delta` in one launch."""
     none = floats(0.0)
     tokens = (q, k.astype(q.dtype), v, log_g, beta.astype(log_g.dtype))
     return _launched(tokens, (0,) * 5, (none, none), state, k.shape[2], raw=False)
@@ -158,7 +158,7 @@ def gated_delta_mixed_kernel(
     dt_bias: mx.array,
     state: mx.array,
 ) -> tuple[mx.array, mx.array]:
-    """Run it in one launch; see `gated_delta_mixed`."""
+    """Compute `gated_delta_mixed` in one launch."""
     num_keys, width = _num_keys(mixed, state), state.shape[3]
     starts = (0, num_keys * width, 2 * num_keys * width, columns.decay, columns.rate)
     tokens = (mixed, mixed, mixed, rows, rows)
@@ -208,7 +208,7 @@ def _launched(
 
 
 def _num_keys(mixed: mx.array, state: mx.array) -> int:
-    """Return how many key heads `mixed` has beside the values."""
+    """Return the number of key heads in `mixed`."""
     _, num_heads, depth, width = state.shape
     return (mixed.shape[2] - num_heads * depth) // (2 * width)
 

@@ -1,4 +1,4 @@
-"""Mamba-2 over the tokens of a batch of rows; see `state_space` for what it is."""
+"""Mamba-2 over the tokens of a batch of rows; `state_space` has the definition."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _SCAN = ScanKernel(Kernel("mamba2", _INPUTS, ("out", "after")))
 
 @attrs.frozen(eq=False)
 class Rates:
-    """What a layer knows of its heads.
+    """Parameters of the heads of a layer.
 
     Attributes:
-        log_a: Logarithms `[H]` of the rates at which states fade.
-        dt_bias: `[H]`, added to what the projection says of time steps.
-        skip: Weights `[H]` of a head's inputs in its outputs.
+        log_a: Logarithms `[H]` of the decay rates of states.
+        dt_bias: `[H]`, added to the projected time steps.
+        skip: Weights `[H]` of the inputs of a head in its outputs.
         limit: Least and greatest time step.
     """
 
@@ -47,16 +47,16 @@ def mamba2(
 ) -> tuple[mx.array, mx.array]:
     """Run the recurrence over the tokens of each row, without the term `D x`.
 
-    All is float32.
+    All arithmetic is float32.
 
     Args:
         x: Inputs `[N, L, H, P]`.
         dt: Time steps `[N, L, H]`, none below zero.
-        a: Rates `[H]` at which states fade, none above zero.
+        a: Decay rates `[H]` of states, none above zero.
         b: `[N, L, G, n]`; a group serves `H / G` consecutive heads.
         c: `[N, L, G, n]`.
         state: State before the first token, `[N, H, P, n]`, float32.
-        chunk: Most tokens that are computed at once, by MLX operations.
+        chunk: Most tokens that MLX operations compute at once.
 
     Returns:
         Outputs `[N, L, H, P]`, float32, and the state after the last token.
@@ -75,15 +75,15 @@ def mamba2_mixed(
     *,
     chunk: int,
 ) -> tuple[mx.array, mx.array]:
-    """Run the recurrence over what a layer's projection and convolution say, with `D x`.
+    """Run the recurrence on the outputs of a layer's projection and convolution, with `D x`.
 
     Args:
         mixed: Inputs, `B` and `C` of each token, `[N, L, H * P + 2 * G * n]`.
         rows: The projection of each token, `[N, L, W]`.
-        column: First of the `H` columns that time steps are made of.
+        column: First of the `H` columns from which time steps are computed.
         rates: Parameters of the layer.
         state: State before the first token, `[N, H, P, n]`, float32.
-        chunk: Most tokens that are computed at once, by MLX operations.
+        chunk: Most tokens that MLX operations compute at once.
 
     Returns:
         Outputs `[N, L, H, P]`, float32, and the state after the last token.
@@ -105,7 +105,7 @@ def mamba2_mixed_reference(
     *,
     chunk: int,
 ) -> tuple[mx.array, mx.array]:
-    """Run it in MLX operations; see `mamba2_mixed`."""
+    """Compute `mamba2_mixed` in MLX operations."""
     shape, (_, num_heads, depth, width) = mixed.shape[:2], state.shape
     dt = time_step(rows[..., column : column + num_heads], rates.dt_bias, rates.limit)
     x, bc = mx.split(mixed, [num_heads * depth], axis=-1)
@@ -120,7 +120,7 @@ def time_step(dt: mx.array, bias: mx.array, limit: tuple[float, float]) -> mx.ar
     """Return `softplus(dt + bias)` within `limit`, float32.
 
     Args:
-        dt: What the input projection says, `[…, H]`.
+        dt: Output of the input projection, `[…, H]`.
         bias: `[H]`.
         limit: Least and greatest step.
     """
@@ -153,7 +153,7 @@ def _add_skip(out: mx.array, skip: mx.array, x: mx.array) -> mx.array:
 def mamba2_kernel(
     x: mx.array, dt: mx.array, a: mx.array, b: mx.array, c: mx.array, state: mx.array
 ) -> tuple[mx.array, mx.array]:
-    """Run it in one launch; see `mamba2`."""
+    """Compute `mamba2` in one launch."""
     tokens = (x, dt, b, c.astype(b.dtype))
     return _launched(tokens, (0,) * 4, (a, a, a), state, b.shape[2], limit=None)
 
@@ -161,7 +161,7 @@ def mamba2_kernel(
 def mamba2_mixed_kernel(
     mixed: mx.array, rows: mx.array, column: int, rates: Rates, state: mx.array
 ) -> tuple[mx.array, mx.array]:
-    """Run it in one launch; see `mamba2_mixed`."""
+    """Compute `mamba2_mixed` in one launch."""
     _, num_heads, depth, width = state.shape
     inner = num_heads * depth
     num_groups = (mixed.shape[2] - inner) // (2 * width)

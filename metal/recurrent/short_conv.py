@@ -1,4 +1,4 @@
-"""Depthwise causal convolutions over a few tokens, one step after the other."""
+"""Depthwise causal convolutions over a few tokens, with a state between steps."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _LONGEST = 8
 
 @attrs.frozen(eq=False, slots=False)
 class Taps:
-    """What a convolution is made of.
+    """Parameters of a convolution.
 
     Attributes:
-        weight: `[K, C]`, the oldest token's row first.
-        bias: `[C]`, if it has one.
-        activation: Applied to the sums, if there is one.
+        weight: `[K, C]`; the first row belongs to the oldest token.
+        bias: `[C]`; None for none.
+        activation: Function that is applied to the sums; None for none.
     """
 
     weight: mx.array
@@ -48,12 +48,12 @@ def short_conv(
 ) -> tuple[mx.array, mx.array]:
     """Convolve `L` tokens of `N` sequences.
 
-    `out[t] = activation(bias + sum_i weight[i] * x[t - K + 1 + i])` for each channel on its
-    own, float32 until the end.
+    `out[t] = activation(bias + sum_i weight[i] * x[t - K + 1 + i])` for each channel.
+    Arithmetic is float32; the result is rounded once.
 
     Args:
-        x: `[N, L, W]`; its columns `start … start + C` are convolved.
-        state: The inputs of the K - 1 tokens before them, `[N, K - 1, C]`.
+        x: `[N, L, W]`; the columns `start … start + C` are convolved.
+        state: Inputs of the K - 1 tokens before `x`, `[N, K - 1, C]`.
         taps: The convolution.
         start: First column.
 
@@ -72,7 +72,7 @@ def gated_short_conv(
 
     Args:
         joined: `b`, `c` and `x` side by side, `[N, L, 3 * C]`.
-        state: What `b * x` was for the K - 1 tokens before them, `[N, K - 1, C]`.
+        state: `b * x` of the K - 1 tokens before, `[N, K - 1, C]`.
         taps: The convolution.
 
     Returns:
@@ -87,11 +87,11 @@ def _takes_kernel(x: mx.array, state: mx.array, taps: Taps, start: int, *, gated
     length, channels = taps.weight.shape
     unsupported = None
     if channels % 4 or channels < 8 or start % 4 or x.shape[2] % 4:
-        unsupported = f"{channels} channels from {start} of {x.shape[2]} are not all fours"
+        unsupported = f"{channels} channels from {start} of {x.shape[2]}: not multiples of 4"
     elif not 2 <= length <= _LONGEST:
         unsupported = f"{length} taps are not 2 to {_LONGEST}"
     elif taps.activation not in (None, nn.silu):
-        unsupported = "its activation is not SiLU"
+        unsupported = "the activation is not SiLU"
     dtypes = (x.dtype, state.dtype, taps.weight.dtype)
     how = (length, taps.bias is not None, taps.activation is not None, gated)
     return dispatch.takes_kernel(
@@ -105,7 +105,7 @@ def _takes_kernel(x: mx.array, state: mx.array, taps: Taps, start: int, *, gated
 def short_conv_kernel(
     x: mx.array, state: mx.array, taps: Taps, *, start: int = 0, gated: bool = False
 ) -> tuple[mx.array, mx.array]:
-    """Convolve in one launch; see `short_conv` and `gated_short_conv`."""
+    """Compute `short_conv` or `gated_short_conv` in one launch."""
     (num_rows, num_tokens, width), (length, channels) = x.shape, taps.weight.shape
     threads = channels // 4
     launch = Launch(
@@ -134,8 +134,8 @@ def _check(
     gated: bool,
     seed: int = 1,
 ) -> None:
-    """Compare the kernel with its references, on as many tokens as show all of it."""
-    channels = 520  # more than a threadgroup's threads, and not a multiple of them
+    """Compare the kernel with its references, on one token and on several tiles of tokens."""
+    channels = 520  # several threadgroups, the last one not full
     keys = mx.random.split(mx.random.key(seed), 4)
     weight = mx.random.normal((length, channels), key=keys[0]).astype(dtypes[2])
     bias = mx.random.normal((channels,), key=keys[1]).astype(dtypes[2])
@@ -163,7 +163,7 @@ def _probe(dtype: mx.Dtype, kind: str, seed: int = 1) -> None:
 def gated_short_conv_reference(
     joined: mx.array, state: mx.array, taps: Taps
 ) -> tuple[mx.array, mx.array]:
-    """Convolve between gates in MLX operations; see `gated_short_conv`."""
+    """Compute `gated_short_conv` in MLX operations."""
     b, c, x = mx.split(joined, 3, axis=-1)
     out, state = short_conv_reference(b * x, state, taps)
     return c * out, state
@@ -172,7 +172,7 @@ def gated_short_conv_reference(
 def short_conv_reference(
     x: mx.array, state: mx.array, taps: Taps, *, start: int = 0
 ) -> tuple[mx.array, mx.array]:
-    """Convolve in MLX operations; see `short_conv`."""
+    """Compute `short_conv` in MLX operations."""
     channels = taps.weight.shape[1]
     if x.shape[2] > channels:
         x = x[..., start : start + channels]
@@ -185,7 +185,7 @@ def short_conv_reference(
         out = out + taps.bias
     if taps.activation is not None:
         out = taps.activation(out)
-    # a copy, if need be: a slice would keep the window alive until the next step
+    # a copy: a slice would keep the window alive until the next step
     return out.astype(x.dtype), mx.contiguous(window[:, x.shape[1] :])
 
 
@@ -201,14 +201,14 @@ def _sums(window: mx.array, length: int, weight: mx.array) -> mx.array:
     if device.is_gpu():
         kernel = weight.T[:, :, None]
         return mx.conv1d(window.astype(mx.float32), kernel, groups=kernel.shape[0])
-    # on a CPU MLX's convolution takes four times as long as the sum of the shifted inputs
+    # on a CPU, MLX's convolution takes four times as long as a sum of shifted inputs
     terms = [window[:, i : i + length] * row for i, row in enumerate(weight)]
     return sum(terms[1:], terms[0])
 
 
 @functools.cache
 def _weighted(activation: Activation | None) -> Callable[..., mx.array]:
-    """Return the sum of inputs by their weights, activated."""
+    """Return a function that computes the activated sum of weighted inputs."""
 
     def weighted(
         inputs: Sequence[mx.array], rows: Sequence[mx.array], bias: mx.array | None

@@ -1,7 +1,7 @@
-"""Mamba-2: a matrix per head that fades as a whole, and takes up one outer product a token.
+"""Mamba-2: a decaying matrix per head, to which each token adds an outer product.
 
-A head's state `S [P, n]` fades by `g = exp(dt A)` and takes up the head's input `x [P]`, spread
-by `B [n]`; `C [n]` reads it:
+A token multiplies the state `S [P, n]` of a head by the decay `g = exp(dt A)`, and adds the
+outer product of the head's input `x [P]` and `B [n]`. The output is the product with `C [n]`:
 
     S = g S + dt x Bᵀ        y = S C + D x
 
@@ -31,10 +31,10 @@ def mamba2_reference(
     *,
     chunk: int,
 ) -> tuple[mx.array, mx.array]:
-    """Run the recurrence in MLX operations; see `mamba2.mamba2`.
+    """Compute `mamba2.mamba2` in MLX operations.
 
-    A single token takes a step; more are computed in chunks, the last one as long as what is
-    left, so that nothing is padded.
+    One token is a step of its own. More tokens are computed in chunks; the last chunk has the
+    remaining tokens, without padding.
     """
     x, dt, a, b, c = (t.astype(mx.float32) for t in (x, dt, a, b, c))
     before = _grouped(state, b.shape[2])
@@ -70,20 +70,20 @@ def _decay(dt: mx.array, a: mx.array) -> mx.array:
 def _step(
     x: mx.array, dt: mx.array, a: mx.array, b: mx.array, c: mx.array, state: mx.array
 ) -> tuple[mx.array, mx.array]:
-    """Take one token, reading the old state once for `C`, and once to update it.
+    """Compute one token; the old state is read once for `C`, once for the update.
 
-    What `C` reads from the new state follows: `S C = g S₀ C + dt x (B·C)`.
+    The output needs no read of the new state: `S C = g S₀ C + dt x (B·C)`.
 
     Args:
-        x: As `dt`, `a`, `b` and `c` those of `mamba2_reference`.
-        dt: See there.
-        a: See there.
-        b: See there.
-        c: See there.
+        x: As in `mamba2_reference`, with `L = 1`.
+        dt: As in `mamba2_reference`.
+        a: As in `mamba2_reference`.
+        b: As in `mamba2_reference`.
+        c: As in `mamba2_reference`.
         state: `[N, G, H/G, P, n]`.
 
     Returns:
-        Outputs `[N, G, H/G, P, 1]`, and the state after.
+        Outputs `[N, G, H/G, P, 1]`, and the new state.
     """
     heads, groups = state.shape[:3], state.shape[:2]
     g = _decay(dt, a).reshape(*heads, 1, 1)
@@ -98,7 +98,7 @@ def _step(
 def _chunks(
     tokens: Sequence[mx.array], state: mx.array, width: int
 ) -> tuple[mx.array, mx.array]:
-    """Take many tokens, `width` at a time.
+    """Compute many tokens, `width` at a time.
 
     Args:
         tokens: `dt x`, the logarithms of `g`, `B` and `C`, shaped as in `mamba2_reference`.
@@ -116,16 +116,17 @@ def _chunks(
 
 
 def _scan(tokens: Sequence[mx.array], state: mx.array, width: int) -> tuple[mx.array, mx.array]:
-    """Take whole chunks of tokens.
+    """Compute whole chunks of tokens.
 
-    Within a chunk token `t` reads `(C_t·B_i) D_ti` of what came in with token `i`, with `D_ti`
-    the product of the decays after `i` up to `t`. From before the chunk it reads `S₀`, faded by
-    all decays up to `t`. Only the states at the borders run chunk after chunk.
+    Within a chunk, the input of token `i` contributes to token `t` with the factor `(C_t·B_i)
+    D_ti`; `D_ti` is the product of the decays after `i` up to `t`. The state `S₀` before the
+    chunk contributes with the product of all decays up to `t`. Only the states at the borders
+    run chunk after chunk.
     """
     num_rows, length = tokens[0].shape[:2]
     x, log_g, b, c = (_chunked(t, state.shape[1], width) for t in tokens)
     seen = (mx.tril(c @ b.swapaxes(-1, -2)) * decay_between(mx.exp(log_g))) @ x
-    # sums that start at the border of a chunk cancel nothing
+    # sums start at the border of a chunk, so that no digits cancel
     since_start = mx.exp(mx.cumsum(log_g, axis=-2))
     until_end = mx.exp(mx.cumsum(log_g, axis=-2, reverse=True, inclusive=False))
     added = (x * until_end).swapaxes(-1, -2) @ b

@@ -1,8 +1,8 @@
-"""How much work MLX hands to a GPU at once.
+"""How much work MLX submits to a GPU at once.
 
-MLX commits what it has encoded after so many operations, or when the operations' inputs add up
-to so many bytes. The pages of a layer are an input as a whole, however little of them is read:
-with a pool of some gigabytes each operation on pages would be committed on its own.
+MLX submits encoded work after a number of operations, or after a number of bytes of inputs. A
+pool counts with all its bytes, even if an operation reads one page. With a pool of some
+gigabytes, MLX would submit each operation on pages alone.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ _LIMITS = {"MLX_MAX_MB_PER_BUFFER": "1000000", "MLX_MAX_OPS_PER_BUFFER": "50"}
 
 
 def widen() -> None:
-    """Let MLX commit by the number of operations, if it has not used a GPU before.
+    """Let MLX submit work by the number of operations.
 
-    What the environment says already stays.
+    MLX reads the variables at its first use of a GPU. Variables that are set already stay.
     """
     for name, value in _LIMITS.items():
         os.environ.setdefault(name, value)

@@ -1,12 +1,13 @@
 """A fast BLAS in front of the slow one that MLX brings to Linux CPUs.
 
 MLX's Linux wheel binds `cblas_sgemm` to a bundled reference BLAS, on one core thirty times
-slower than OpenBLAS. The dynamic linker gives a name to whoever was *globally* there first,
-so an OpenBLAS that is loaded before `mlx.core` takes over; one loaded later changes nothing.
+slower than OpenBLAS. The dynamic linker resolves a name to the library that was loaded first
+with *global* symbols. So an OpenBLAS that is loaded before `mlx.core` wins; a later one changes
+nothing.
 
-Nothing here raises and nothing is required: what was found, and why something was not used,
-is in the report. `NEVE_BLAS=off` leaves MLX alone, `NEVE_BLAS=/path/to/libopenblas.so` names
-the library.
+Nothing here raises, and no library is required. The report names the library in use, or the
+reasons why none is. `NEVE_BLAS=off` keeps MLX's own BLAS; `NEVE_BLAS=/path/to/libopenblas.so`
+selects a library.
 """
 
 from __future__ import annotations
@@ -35,13 +36,13 @@ _HOW_TO_GET_ONE = "install the package scipy-openblas32, which is part of neve[c
 
 @attrs.frozen
 class BlasReport:
-    """Which library multiplies MLX's matrices on the CPU, and why that one.
+    """The library that multiplies MLX's matrices on the CPU, and the reason for the choice.
 
     Attributes:
-        library: What was put in front of MLX's own BLAS; None if nothing was.
-        source: Where it came from: `NEVE_BLAS`, `system` or `wheel`.
-        reason: One sentence, also where nothing was done.
-        config: How the library says it was built; None if it says nothing.
+        library: Library in front of MLX's own BLAS; None if there is none.
+        source: Origin of the library: `NEVE_BLAS`, `system` or `wheel`.
+        reason: One sentence about the choice, also where MLX keeps its own BLAS.
+        config: Build configuration that the library reports; None if it reports none.
     """
 
     reason: str
@@ -51,15 +52,15 @@ class BlasReport:
 
 
 class _UnusableLibraryError(Exception):
-    """A library that can be opened but must not be used."""
+    """A library that loads but would compute wrong results or crash."""
 
 
 @cache
 def preload() -> BlasReport:
     """Load an optimised BLAS before MLX does, once per process.
 
-    Has an effect only before the first import of `mlx.core`, on Linux, without a GPU back
-    end. Later calls return the first one's report.
+    The call has an effect only before the first import of `mlx.core`, on Linux, without a GPU
+    back end. Later calls return the report of the first call.
     """
     obstacle = _reason_to_stay_out()
     if obstacle:
@@ -78,9 +79,10 @@ def preload() -> BlasReport:
 
 
 def measure_gflops(size: int = 512) -> float:
-    """Return how fast MLX multiplies float32 matrices on the CPU, in 10^9 operations a second.
+    """Measure MLX's float32 matrix product on the CPU, in 10^9 operations a second.
 
-    Multiplies as a linear layer does, by a transposed weight, for a quarter of a second.
+    The measurement multiplies by a transposed weight, like a linear layer, for a quarter of a
+    second.
     """
     import mlx.core as mx
 
@@ -89,7 +91,7 @@ def measure_gflops(size: int = 512) -> float:
     def multiply() -> None:
         mx.eval(mx.matmul(x, weight.T, stream=mx.cpu))
 
-    multiply()  # the first one starts threads
+    multiply()  # the first product starts threads
     start, num_products = time.perf_counter(), 0
     while (elapsed_s := time.perf_counter() - start) < _MEASURING_S:
         multiply()
@@ -109,9 +111,9 @@ def _reason_to_stay_out() -> str | None:
 
 
 def _gpu_back_end() -> str | None:
-    """Return the installed distribution that makes MLX compute on a GPU, if there is one.
+    """Return the installed distribution of MLX's GPU back end, None without one.
 
-    MLX's own metadata lists them all, so that a new one needs no change here.
+    MLX's metadata lists all back ends, so that a new one needs no change here.
     """
     try:
         requirements = importlib.metadata.requires("mlx") or []
@@ -130,7 +132,7 @@ def _is_installed(distribution: str) -> bool:
 
 
 def _candidates() -> Iterator[tuple[str, str]]:
-    """Yield (source, library), best first; a library named by the user is the only one."""
+    """Yield (source, library), best first; `NEVE_BLAS` excludes all others."""
     named = os.environ.get(_VARIABLE)
     if named:
         yield _VARIABLE, named
@@ -143,8 +145,8 @@ def _candidates() -> Iterator[tuple[str, str]]:
 
 
 def _put_in_front(name: str, *, trusted: bool) -> str | None:
-    """Make a library's matrix products the ones that MLX will find; return its config."""
-    library = ctypes.CDLL(name)  # seen by nobody until it has been checked
+    """Make MLX find the matrix products of a library; return the config of the library."""
+    library = ctypes.CDLL(name)  # local symbols until the check has passed
     prefix = _prefix(name, library)
     config = _config(library, prefix)
     _check(name, config or "", trusted=trusted)
@@ -156,11 +158,11 @@ def _put_in_front(name: str, *, trusted: bool) -> str | None:
 
 
 def _prefix(name: str, library: ctypes.CDLL) -> str:
-    """Return what a library writes before the names of its functions."""
+    """Return the prefix of the function names of a library."""
     for prefix in ("", "scipy_"):
         if all(hasattr(library, prefix + function) for function in _FUNCTIONS):
             return prefix
-    raise _UnusableLibraryError(f"{name}: offers no {', '.join(_FUNCTIONS)}")
+    raise _UnusableLibraryError(f"{name}: does not define {', '.join(_FUNCTIONS)}")
 
 
 def _config(library: ctypes.CDLL, prefix: str) -> str | None:
@@ -173,10 +175,10 @@ def _config(library: ctypes.CDLL, prefix: str) -> str | None:
 
 
 def _check(name: str, config: str, *, trusted: bool) -> None:
-    """Refuse what would compute nonsense, or die on this processor.
+    """Refuse a library that would compute wrong results or crash on this processor.
 
-    A library for one processor ends the process with SIGILL on another; whoever names such
-    a library has built it for this one.
+    A library for one processor ends the process with SIGILL on another. A library that
+    `NEVE_BLAS` names is trusted to fit this processor.
     """
     words = config.split()
     if "USE64BITINT" in words:

@@ -25,7 +25,7 @@ def _linux_available_bytes() -> int | None:
 
 
 def available_bytes() -> int | None:
-    """Return the memory that arrays could still take, None if the system does not say."""
+    """Return the bytes that are free for arrays, None if the system does not report them."""
     if is_gpu():
         total = mx.device_info().get("memory_size")
         return int(total) - mx.get_active_memory() if total is not None else None

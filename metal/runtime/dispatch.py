@@ -1,4 +1,4 @@
-"""Which variant of an operation runs: chosen, checked at its first use, and counted."""
+"""Choice between kernel and reference: self-check at the first use, counters, register."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ _SAID: set[tuple[str, str]] = set()
 _LOG = logging.getLogger("neve.metal")
 
 _TOLERANCE = {mx.float32: 2e-3, mx.float16: 1e-2, mx.bfloat16: 5e-2}
-"""By dtype, of the largest element. Products of float32 are TF32 by default on CUDA, so the
-reference is off by 3e-4 there."""
+"""Dtype -> largest error, relative to the largest element. float32 products are TF32 by default
+on CUDA, where the reference itself has an error of 3e-4."""
 
 
 DTYPES = (mx.float32, mx.float16, mx.bfloat16)
-"""What every operation's kernels are written for."""
+"""Dtypes that the kernels of every operation support."""
 
 _OPERATIONS: dict[str, Operation] = {}
 
 
 class KernelMismatchError(ValueError):
-    """A kernel's numbers are not those of its reference."""
+    """The results of a kernel differ from its reference."""
 
 
 @attrs.frozen
 class Operation:
-    """An operation with kernels, as tests find it.
+    """An operation with kernels, as the register keeps it.
 
     Attributes:
-        name: As the counters show it.
+        name: Name in the counters.
         check: Compares the kernel with its reference: `check(dtype, *variant, seed=seed)`.
-        variants: Further arguments of `check`; together they launch all of its kernels.
+        variants: Further arguments of `check`; together the variants launch all kernels.
     """
 
     name: str
@@ -73,13 +73,13 @@ class Probe:
 def register(
     operation: str, check: Callable[..., None], variants: Iterable[tuple[Any, ...]] = ((),)
 ) -> None:
-    """Say how an operation's kernels are compared with their reference.
+    """Register the comparison of an operation's kernels with their reference.
 
-    A module of kernels calls it when it is imported. Text checks, seeded bugs and the tests
-    on a GPU go through all that is registered.
+    A module with kernels registers them when it is imported. Text checks, seeded bugs and the
+    tests on a GPU run over the whole register.
 
     Raises:
-        ValueError: The name is taken.
+        ValueError: The name is registered already.
     """
     if operation in _OPERATIONS:
         raise ValueError(f"operation {operation} is registered twice")
@@ -87,7 +87,7 @@ def register(
 
 
 def registered() -> Mapping[str, Operation]:
-    """Return what the modules imported so far have registered, by name."""
+    """Return the operations of the modules imported so far, by name."""
     return dict(_OPERATIONS)
 
 
@@ -110,14 +110,14 @@ def takes_kernel(
 ) -> bool:
     """Decide whether an operation's kernel runs, and count the decision.
 
-    The first use of a variant runs `check`. A kernel that does not compile, or whose numbers
-    are wrong, is left alone from then on: the caller does without it, which is said once.
+    The first use of a variant runs `check`. If the kernel does not compile or its results are
+    wrong, the reference runs from then on, and one warning is logged.
 
     Args:
         operation: Name of the operation.
-        variant: What the kernel is compiled for.
-        check: Compares the kernel with its reference; raises whatever it likes.
-        unsupported: Why the kernel cannot take these arguments, None if it can.
+        variant: Key of the compiled kernel.
+        check: Compares the kernel with its reference; any exception is a failure.
+        unsupported: Why the kernel cannot take the arguments, None if it can.
     """
     backend = launch.backend()
     if backend is None or unsupported is not None:
@@ -133,35 +133,39 @@ def takes_kernel(
 
 
 def noise(seed: int, dtype: mx.Dtype, *shape: int) -> mx.array:
-    """Return numbers to try a kernel on, drawn from `seed`."""
+    """Return normal random numbers for a self-check."""
     return mx.random.normal(shape, key=mx.random.key(seed)).astype(dtype)
 
 
 def compare(got: Sequence[mx.array], want: Sequence[mx.array]) -> None:
-    """Compare what a kernel wrote with what its reference says.
+    """Compare outputs of a kernel with those of its reference.
+
+    Args:
+        got: Outputs of the kernel.
+        want: Outputs of the reference.
 
     Raises:
-        KernelMismatchError: An element is off by more than its dtype's tolerance.
+        KernelMismatchError: The error of an element exceeds the tolerance of its dtype.
     """
     for i, (a, b) in enumerate(zip(got, want, strict=True)):
         a32, b32 = a.astype(mx.float32), b.astype(mx.float32)
         size: Any = mx.maximum(mx.abs(b32).max(), 1e-3).item()
         error: Any = mx.abs(a32 - b32).max().item() / size
         if not error <= _TOLERANCE.get(a.dtype, 0.0):
-            raise KernelMismatchError(f"output {i} is off by {error:.1e} of its range")
+            raise KernelMismatchError(f"output {i} differs by {error:.1e} of its range")
 
 
 def _passes(operation: str, check: Callable[[], None]) -> bool:
     try:
         check()
-    except Exception as error:  # noqa: BLE001  compilers and drivers raise anything
-        _say(operation, f"its kernel failed the self-check ({_gist(error)})")
+    except Exception as error:  # noqa: BLE001  compilers and drivers raise any exception
+        _say(operation, f"the kernel failed the self-check ({_gist(error)})")
         return False
     return True
 
 
 def _gist(error: Exception) -> str:
-    """Return the first line of an error that names one: compilers write pages."""
+    """Return the line of a compiler's output that names the error, at most 300 characters."""
     lines = f"{type(error).__name__}: {error}".splitlines()
     told = next((line for line in lines if "error:" in line), lines[0])
     return told[:300]
@@ -170,4 +174,4 @@ def _gist(error: Exception) -> str:
 def _say(operation: str, reason: str) -> None:
     if (operation, reason) not in _SAID:
         _SAID.add((operation, reason))
-        _LOG.warning("%s runs without its kernel: %s", operation, reason)
+        _LOG.warning("%s runs as MLX operations: %s", operation, reason)

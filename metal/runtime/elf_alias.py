@@ -1,15 +1,16 @@
 """A shared object that gives functions of this process a second name.
 
-OpenBLAS from a wheel calls its functions `scipy_cblas_sgemm` and so on, MLX asks for
-`cblas_sgemm`. A symbol table is all that is missing, so that is what is written here: an
-ELF file without code, whose *absolute* symbols are the addresses the functions already have.
+OpenBLAS from a wheel names its functions `scipy_cblas_sgemm` and so on; MLX looks up
+`cblas_sgemm`. Only a symbol table is missing. This module writes one: an ELF file without code,
+whose *absolute* symbols are the addresses of the loaded functions.
 
     [0, 64)    file header    class, byte order, machine and flags are those of this process
-    [64, 232)  segments       all of it readable and writable · dynamic section · plain stack
+    [64, 232)  segments       whole file readable and writable · dynamic section · plain stack
     then       symbols · hash · names · dynamic section
 
-The file is true of one process only, so it is deleted as soon as it is loaded.
-Sources: the System V ABI, chapters 4 and 5; glibc since 2.28 leaves absolute symbols alone.
+The addresses hold for one process, so the file is deleted after it is loaded.
+Sources: the System V ABI, chapters 4 and 5. glibc since 2.28 does not relocate absolute
+symbols.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ _HASH, _NAMES, _SYMBOLS, _NAMES_SIZE, _SYMBOL_SIZE = 4, 5, 6, 10, 11
 
 
 def expose(addresses: Mapping[str, int]) -> None:
-    """Make names known to every library that is loaded from now on.
+    """Define names for every library that is loaded from now on.
 
     Args:
-        addresses: A name to the address of a function that stays loaded.
+        addresses: Name -> address of a function that stays loaded.
 
     Raises:
         OSError: The process is not a 64-bit little-endian ELF program, no temporary file
@@ -61,11 +62,11 @@ def build_image(addresses: Mapping[str, int], program_header: bytes) -> bytes:
     """Return the bytes of a shared object that defines `addresses` and nothing else.
 
     Args:
-        addresses: A name to the value of its absolute symbol.
-        program_header: The first 64 bytes of a program of the machine this is for.
+        addresses: Name -> value of the absolute symbol.
+        program_header: The first 64 bytes of a program of the target machine.
 
     Raises:
-        OSError: They are not the header of a 64-bit little-endian ELF file.
+        OSError: The bytes are not the header of a 64-bit little-endian ELF file.
     """
     if not program_header.startswith(_ELF64_LITTLE_ENDIAN):
         raise OSError("not a 64-bit little-endian ELF file")
@@ -82,7 +83,7 @@ def build_image(addresses: Mapping[str, int], program_header: bytes) -> bytes:
 
 
 def _symbol_table(addresses: Mapping[str, int]) -> tuple[bytes, bytes]:
-    names, symbols = b"\0", bytes(_SYMBOL.size)  # the first symbol is nobody
+    names, symbols = b"\0", bytes(_SYMBOL.size)  # symbol 0 is reserved
     for name, address in addresses.items():
         symbols += _SYMBOL.pack(len(names), _GLOBAL_FUNCTION, 0, _ABSOLUTE, address, 0)
         names += name.encode() + b"\0"
@@ -90,7 +91,7 @@ def _symbol_table(addresses: Mapping[str, int]) -> tuple[bytes, bytes]:
 
 
 def _hash_chain(count: int) -> bytes:
-    """One bucket, in which symbol 1 leads to 2, 2 to 3, and the last to the end (0)."""
+    """Return a hash table of one bucket, whose chain holds all symbols and ends with 0."""
     following = [0, *range(2, count + 1), 0]
     return struct.pack(f"<{3 + len(following)}I", 1, len(following), 1, *following)
 
@@ -108,7 +109,7 @@ def _segments(at_dynamic: int, dynamic_size: int) -> bytes:
         for kind, start, size, align in (
             (_LOAD, 0, end, _PAGE),
             (_DYNAMIC, at_dynamic, dynamic_size, 8),
-            (_STACK, 0, 0, 16),  # without it glibc would make the stack executable
+            (_STACK, 0, 0, 16),  # without this segment glibc makes the stack executable
         )
     )
 

@@ -1,4 +1,4 @@
-"""Element-wise operations as one."""
+"""Fusion of element-wise operations."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ Result = TypeVar("Result")
 
 
 def fused(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """Return a function whose element-wise operations are one operation, where that pays.
+    """Return a function whose element-wise operations are fused into one, where fusion pays.
 
-    On a GPU it does. On a CPU MLX has a C++ compiler make a library of each function for each
-    kind of its arguments, once a boot, a second of somebody's first token apiece. So there
-    operations stay as they are unless `NEVE_FUSE=on` asks for it: the same numbers up to the
-    last bit, and steps of small models are a fifth faster.
+    Fusion pays on a GPU. On a CPU, MLX runs a C++ compiler for each function and each kind of
+    arguments, once a boot; each run delays a first token by a second. So a CPU fuses only with
+    `NEVE_FUSE=on`. Results then agree up to the last bit, and steps of small models are a fifth
+    faster.
     """
     compiled: Any = mx.compile(function, shapeless=True)
 
@@ -32,7 +32,7 @@ def fused(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
 
 
 def fuses() -> bool:
-    """Whether element-wise operations are fused; what the environment asks is read once."""
+    """Whether element-wise operations are fused; the environment is read once."""
     return _is_asked() or device.is_gpu()
 
 

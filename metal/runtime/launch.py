@@ -1,7 +1,7 @@
 """Kernels: one body in a subset of the Metal shading language, launched on any back end.
 
-MLX compiles a body at its first launch, for Metal or for CUDA. What differs between the two
-stands in a header each; `docs/kernels.md` has the rules that bodies follow.
+MLX compiles a body at its first launch, for Metal or for CUDA. A header for each language holds
+the differences; `docs/kernels.md` has the rules for bodies.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import mlx.core as mx
 from . import device, switches
 
 Template: TypeAlias = Mapping[str, mx.Dtype | int | bool]
-"""Names of a body's compile-time constants and types, and what they are."""
+"""Names of a body's compile-time constants and types -> their values."""
 
 Output: TypeAlias = tuple[tuple[int, ...], mx.Dtype]
 """Shape and dtype of an output."""
@@ -34,14 +34,14 @@ def _check_template(_: Any, __: Any, template: Template) -> None:
 
 @attrs.frozen
 class Launch:
-    """How a kernel is started.
+    """Parameters of a launch.
 
     Attributes:
-        template: Compile-time constants, none below zero, and types. MLX makes CUDA's name of
-            a kernel of them, in which there is no room for a minus.
+        template: Compile-time constants, none below zero, and types. MLX puts the constants
+            into the CUDA name of the kernel, which cannot contain a minus sign.
         grid: Threads along x, y and z.
-        threadgroup: Threads of a group along x, y and z; together a multiple of 32.
-        outputs: What it writes.
+        threadgroup: Threads of a group along x, y and z; their product is a multiple of 32.
+        outputs: Shapes and dtypes of the outputs.
     """
 
     template: Template = attrs.field(validator=_check_template)
@@ -52,7 +52,7 @@ class Launch:
 
 @attrs.frozen
 class Absent:
-    """Names in a body that a launch has nothing for."""
+    """Inputs and outputs of a body that a launch leaves out."""
 
     inputs: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
@@ -66,14 +66,14 @@ class Absent:
 
 @attrs.frozen
 class Kernel:
-    """A kernel body, by the name of its file in `src/`.
+    """A kernel body, identified by its file in `src/`.
 
     Attributes:
-        name: Of the file, without `.metal`.
-        inputs: Names of its inputs, arrays of at least one dimension.
-        outputs: Names of its outputs.
-        absent: Names of further inputs and outputs, which the body is compiled not to touch.
-            Each costs the host time at every launch.
+        name: Name of the file, without `.metal`.
+        inputs: Names of the inputs, arrays of at least one dimension.
+        outputs: Names of the outputs.
+        absent: Names of inputs and outputs that this variant of the body does not touch. Every
+            input and output costs host time at every launch.
     """
 
     name: str
@@ -85,22 +85,23 @@ class Kernel:
     def body(self) -> str:
         """The text of the body.
 
-        Names of absent inputs stand for the first one, and of absent outputs for the last one.
+        The name of an absent input is an alias of the first input, the name of an absent
+        output an alias of the last output.
         """
         text = source_text(f"{self.name}.metal")
         if not self.absent:
             return text
         aliases = [f"auto {name} = {self.inputs[0]};" for name in self.absent.inputs]
         aliases += [f"auto {name} = {self.outputs[-1]};" for name in self.absent.outputs]
-        # in the first line, so that a compiler's line numbers stay those of the file
+        # in the first line: line numbers of compiler messages stay those of the file
         return f"  {' '.join(aliases)}  {text}"
 
     def without(self, *names: str) -> Kernel:
-        """Return the kernel for launches that leave out inputs and outputs.
+        """Return the variant of the kernel without these inputs and outputs.
 
         Raises:
-            ValueError: A name is neither, or the first input or the last output, which are
-                always there.
+            ValueError: A name is unknown, or names the first input or the last output, which
+                every variant has.
         """
         return _without(self, names)
 
@@ -108,7 +109,7 @@ class Kernel:
         """Put a launch into the graph, and return its outputs.
 
         Raises:
-            RuntimeError: No back end runs kernels here.
+            RuntimeError: No back end runs kernels on the default device.
         """
         chosen = backend()
         if chosen is None:
@@ -126,7 +127,7 @@ def _without(kernel: Kernel, names: tuple[str, ...]) -> Kernel:
         if name not in kernel.inputs + kernel.outputs:
             raise ValueError(f"kernel {kernel.name} has no input or output {name!r}")
         if name in (kernel.inputs[0], kernel.outputs[-1]):
-            raise ValueError(f"kernel {kernel.name} is never without {name!r}")
+            raise ValueError(f"kernel {kernel.name} cannot leave out {name!r}")
     absent = Absent(
         tuple(name for name in kernel.inputs if name in names),
         tuple(name for name in kernel.outputs if name in names),
@@ -135,16 +136,16 @@ def _without(kernel: Kernel, names: tuple[str, ...]) -> Kernel:
 
 
 class Backend(Protocol):
-    """What runs kernels."""
+    """A back end that runs kernels."""
 
     @property
     def name(self) -> str:
-        """As the counters show it."""
+        """Name in the counters."""
         ...
 
     @property
     def self_checks(self) -> bool:
-        """Whether an operation's first use is compared with its reference."""
+        """Whether the first use of an operation is compared with its reference."""
         ...
 
     def launch(
@@ -161,7 +162,7 @@ def source_text(name: str) -> str:
 
 
 class MlxBackend:
-    """Metal or CUDA, by way of MLX's custom kernels."""
+    """Metal or CUDA, through MLX's custom kernels."""
 
     self_checks = True
 
@@ -186,7 +187,7 @@ class MlxBackend:
         )
 
     def _function(self, kernel: Kernel, dtypes: tuple[mx.Dtype, ...]) -> Callable[..., Any]:
-        # MLX tells compiled CUDA kernels apart by name and template, not by their inputs' types
+        # MLX identifies a compiled CUDA kernel by name and template, not by input dtypes
         key = (kernel.name, kernel.absent, dtypes)
         if key not in self._functions:
             words = [f"no_{name}" for name in kernel.absent]
@@ -227,13 +228,13 @@ def backend() -> Backend | None:
 
 
 def builds_graphs() -> bool:
-    """Whether launches are put into a graph, as MLX's back ends do, or run at once."""
+    """Whether launches are lazy parts of a graph, as in MLX's back ends, or run at once."""
     return isinstance(backend(), MlxBackend)
 
 
 @contextlib.contextmanager
 def using(chosen: Backend) -> Generator[None]:
-    """Run kernels on a back end of one's own meanwhile, on whatever device."""
+    """Run kernels on the given back end within the context, on any device."""
     global _override
     before, _override = _override, chosen
     try:
@@ -244,7 +245,7 @@ def using(chosen: Backend) -> Generator[None]:
 
 @functools.lru_cache(maxsize=1024)
 def ints(*values: int) -> mx.array:
-    """Return numbers that a kernel is told, as int32; the same array for the same numbers."""
+    """Return int32 parameters of a kernel; equal numbers share one array."""
     array = mx.array(values, mx.int32)
     mx.eval(array)
     return array
@@ -252,7 +253,7 @@ def ints(*values: int) -> mx.array:
 
 @functools.lru_cache(maxsize=1024)
 def floats(*values: float) -> mx.array:
-    """Return numbers that a kernel is told, as float32; the same array for the same numbers."""
+    """Return float32 parameters of a kernel; equal numbers share one array."""
     array = mx.array(values, mx.float32)
     mx.eval(array)
     return array

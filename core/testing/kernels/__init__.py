@@ -1,1 +1,1 @@
-"""Kernels without a GPU: their dialect checked, their bodies run on the host."""
+"""Checks of kernels without a GPU: lint, texts, compilers, execution on the host."""

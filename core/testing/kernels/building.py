@@ -1,4 +1,4 @@
-"""Builds kernel bodies for the host, each once: what was built is kept in a folder."""
+"""Builds kernel bodies for the host, each once; a folder keeps the libraries."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ _FAST = ("-O2", "-march=native", "-Wno-maybe-uninitialized", "-Wno-error=maybe-u
 
 
 class KernelError(RuntimeError):
-    """A body does not compile, or does what no kernel may do."""
+    """A body does not compile, or breaks a rule for kernels."""
 
 
 def compiler() -> str | None:
-    """Return the C++ compiler that builds bodies, None if the system has none."""
+    """Return the path of the C++ compiler, None if the system has none."""
     return shutil.which("g++")
 
 
 @functools.cache
 def cache_folder() -> Path:
-    """Return where compiled kernels are kept: `NEVE_KERNEL_CACHE`, or a temporary folder."""
+    """Return the folder of compiled kernels: `NEVE_KERNEL_CACHE`, or a temporary folder."""
     base = os.environ.get("NEVE_KERNEL_CACHE") or Path(tempfile.gettempdir(), "neve-kernels")
     folder = Path(base)
     folder.mkdir(parents=True, exist_ok=True)
@@ -44,15 +44,15 @@ def cache_folder() -> Path:
 
 @functools.cache
 def headers() -> Path:
-    """Return the folder of the headers that kernels are checked with."""
+    """Return the folder of the headers for host builds."""
     return Path(str(resources.files(__name__.rpartition(".")[0]).joinpath("include")))
 
 
 def library(name: str, text: str, checked: bool) -> Path:
-    """Return the shared library of a kernel's text, built if it was not before.
+    """Return the shared library of a kernel, built from its text at the first call.
 
     Raises:
-        KernelError: It does not compile, or there is no compiler.
+        KernelError: The text does not compile, or there is no compiler.
     """
     flags = (*_KERNEL, *(_CHECKED if checked else _FAST))
     header = headers().joinpath("mkx_host.h").read_text()
@@ -67,22 +67,22 @@ def _runtime() -> Path:
 
 
 def _built(name: str, text: str, header: str, flags: Sequence[str]) -> Path:
-    """Return a file made of a text, from the cache if it is there.
+    """Return the file compiled from a text, from the cache if it has one.
 
     Args:
-        name: Of the file; a hash of the other arguments is put into it.
-        text: C++.
-        header: What the text includes.
-        flags: Of the compiler.
+        name: Name of the file, to which a hash of the other arguments is added.
+        text: C++ source.
+        header: Text of the header that the source includes.
+        flags: Flags of the compiler.
     """
     cxx = compiler()
     if cxx is None:
-        raise KernelError("no g++ on this system: kernels cannot be run on the host")
+        raise KernelError("no g++ on this system: kernels cannot run on the host")
     key = hashlib.sha256("\0".join((text, header, *flags)).encode()).hexdigest()[:24]
     stem, _, suffix = name.rpartition(".")
     target = cache_folder() / f"{stem}_{key}.{suffix}"
     if not target.exists():
-        # other processes may be building the same: each in files of its own
+        # other processes may build the same library: each process writes its own files
         source = target.with_suffix(f".{os.getpid()}.cpp")
         written = source.with_suffix(".tmp")
         source.write_text(text)

@@ -1,4 +1,4 @@
-"""The dialect of kernel bodies: what it offers, and the host's way of writing it."""
+"""The dialect of kernel bodies: its names and types, and their translation for the host."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ATTRIBUTES: Mapping[str, tuple[str, str]] = {
     "threads_per_simdgroup": ("uint", "32"),
     "threads_per_threadgroup": ("uint3", "id.tptgsz"),
 }
-"""Metal's names for where a thread is -> their type, and what the host's runner says."""
+"""Metal's names for the position of a thread -> type, and expression of the host's runner."""
 
 THREADGROUP_ARRAY = re.compile(
     r"^(\s*)threadgroup\s+([\w:]+)\s+(\w+)\s*\[([^\]]+)\]\s*;", re.MULTILINE
@@ -48,7 +48,7 @@ CUDA_TYPES: Mapping[mx.Dtype, str] = {
 
 
 def constants(template: Template, types: Mapping[mx.Dtype, str]) -> str:
-    """Return a template's entries as C++ declarations."""
+    """Return the entries of a template as C++ declarations."""
     lines: list[str] = []
     for name, value in template.items():
         if isinstance(value, mx.Dtype):
@@ -67,7 +67,7 @@ def host_text(
     outputs: Sequence[mx.Dtype],
     template: Template,
 ) -> str:
-    """Return a body as a C++ file with one entry point, `mkx_run`."""
+    """Return a C++ file that runs a body, with the entry point `mkx_run`."""
     arguments = [
         *((n, "const " + METAL_TYPES[t]) for n, t in zip(kernel.inputs, inputs, strict=True)),
         *((n, METAL_TYPES[t]) for n, t in zip(kernel.outputs, outputs, strict=True)),

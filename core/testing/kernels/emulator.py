@@ -1,7 +1,7 @@
-"""Runs kernel bodies on the host: one fiber a thread, three thread orders, checked.
+"""Runs kernel bodies on the host: one fiber a thread, three thread orders, with checks.
 
-As a back end of `neve.metal.runtime.launch` it takes the place of a GPU: what runs is the
-body, with the launch geometry, template and inputs that the operation's own code makes.
+The back end replaces a GPU in `neve.metal.runtime.launch`. It runs the body with the launch
+geometry, template and inputs of the operation's own code.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .dialect import host_text
 __all__ = ("ORDERS", "HostBackend", "KernelError", "compiler")
 
 ORDERS = (0, 1, 2)
-"""Threads forwards, backwards, and shuffled."""
+"""Thread orders: forwards, backwards, shuffled."""
 
 _MESSAGE_BYTES = 1000
 
@@ -39,16 +39,16 @@ class _Launch(ctypes.Structure):
 
 @attrs.frozen
 class HostBackend:
-    """A back end for `launch.using`, eager: inputs are evaluated when a launch is built.
+    """An eager back end for `launch.using`: a launch evaluates its inputs and runs at once.
 
-    Each launch runs in every one of `orders`, on the same inputs; outputs, and inputs that a
-    body writes to, have to be equal to the bit.
+    Each launch runs in all `orders` on the same inputs. Outputs, and inputs that a body writes,
+    have to be equal to the bit.
 
     Attributes:
-        checked: Look for accesses out of bounds, races and divergent barriers.
+        checked: Whether accesses out of bounds, races and divergent barriers are errors.
         orders: Thread orders.
-        cuda_edges: Run whole threadgroups past the grid's end, as CUDA does.
-        rewrite: Changes a body before it is built, by its kernel's name.
+        cuda_edges: Whether whole threadgroups run past the end of the grid, as on CUDA.
+        rewrite: Function of a kernel's name and body that returns the body to build.
     """
 
     checked: bool = True
@@ -65,7 +65,7 @@ class HostBackend:
         """Run a kernel and return its outputs.
 
         Raises:
-            KernelError: It does not compile, breaks a rule while it runs, or its results
+            KernelError: The body does not compile, breaks a rule at run time, or its results
                 depend on the order of threads.
         """
         plain = [_plain(x) for x in inputs]
@@ -104,27 +104,27 @@ _MLX_BITS = {1: mx.uint8, 2: mx.uint16, 4: mx.uint32, 8: mx.uint64}
 
 
 def _plain(x: mx.array) -> np.ndarray:
-    """Return the bits of an array, in its own memory if that is row-major."""
+    """Return the bits of an array, without a copy if the array is row-major."""
     bits = mx.contiguous(x).view(_MLX_BITS[x.itemsize])
     mx.eval(bits)
     return np.array(bits, copy=False)
 
 
 def _writable(x: np.ndarray) -> np.ndarray:
-    """Return an array over the same memory that may be written to."""
+    """Return a writable array over the same memory."""
     memory = (ctypes.c_uint8 * x.nbytes).from_address(x.ctypes.data)
     return np.frombuffer(memoryview(memory), x.dtype).reshape(x.shape)
 
 
 def _poisoned(shape: tuple[int, ...], dtype: mx.Dtype) -> np.ndarray:
-    """Return an output full of ones: NaN in every float dtype."""
+    """Return an output whose bits are all ones, which is NaN in every float dtype."""
     bits = _BITS[dtype.size]
     return np.full(shape, np.iinfo(bits).max, bits)
 
 
 @functools.cache
 def _loaded(name: str, text: str, checked: bool) -> Callable[..., None]:
-    """Return a runner of a kernel's text."""
+    """Return a function that runs a kernel, built from its text."""
     entry = ctypes.CDLL(str(library(name, text, checked))).mkx_run
     return functools.partial(_run, entry, name)
 

@@ -1,7 +1,7 @@
-"""Compilers that read generated kernels on any Linux: clang for Metal's text, NVRTC for CUDA's.
+"""Compilers for generated kernels on any Linux: clang for Metal texts, NVRTC for CUDA texts.
 
-Nothing but Apple's compiler reads the Metal shading language. clang's "C++ for OpenCL" is the
-nearest to it: the same compiler, and the same model of address spaces.
+Only Apple's compiler reads the Metal shading language. clang's "C++ for OpenCL" is the nearest
+language: the compiler and the model of address spaces are the same.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _EXTENSIONS = (
     "-__opencl_c_read_write_images",
     "+cl_khr_fp16",
 )
-"""Without what Metal lacks."""
+"""Extensions of OpenCL: features that Metal lacks are off."""
 _CLANG = (
     *("-x", "clcpp", "-cl-std=CLC++2021", "-target", "amdgcn-amd-amdhsa", "-nogpulib"),
     *("-cl-no-stdinc", "-fsyntax-only", "-Wall", "-Werror"),
@@ -45,9 +45,9 @@ _ARCHITECTURE = "sm_90"
 
 
 def clang() -> str | None:
-    """Return the clang that reads Metal's text, None if the system has none.
+    """Return the clang that parses Metal texts, None if the system has none.
 
-    clang 16 lacks some casts to bfloat16.
+    Older versions do not do: clang 16 lacks some casts to bfloat16.
     """
     return next(filter(None, map(shutil.which, ("clang-19", "clang-20", "clang-21"))), None)
 
@@ -56,11 +56,11 @@ def parse_metal(text: str, template: Template) -> None:
     """Parse the text of a Metal kernel, with the types and constants of its template.
 
     Raises:
-        KernelError: It is no valid text, or there is no clang.
+        KernelError: The text is invalid, or there is no clang.
     """
     command = clang()
     if command is None:
-        raise KernelError("no clang-19 on this system: Metal's text cannot be parsed")
+        raise KernelError("no clang-19 on this system: Metal texts cannot be parsed")
     done = subprocess.run(  # noqa: S603  a compiler and text of our own
         [command, *_CLANG, f"-I{headers()}", "-"],
         input=_as_opencl(text, template),
@@ -69,11 +69,11 @@ def parse_metal(text: str, template: Template) -> None:
         check=False,
     )
     if done.returncode:
-        raise KernelError(f"clang does not take the Metal text:\n{done.stderr}")
+        raise KernelError(f"clang rejects the Metal text:\n{done.stderr}")
 
 
 def _as_opencl(text: str, template: Template) -> str:
-    """Spell a kernel's template as declarations in it: OpenCL's kernels are no templates."""
+    """Replace the template of a kernel by declarations: OpenCL has no kernel templates."""
     text = re.sub(r"\ntemplate \[\[host_name.*", "", text, flags=re.DOTALL)
     text = re.sub(r"(?:template <[^>]*>\n)?\[\[kernel\]\] void", "kernel void", text)
     body = text.index(") {\n", text.index("kernel void")) + len(") {\n")
@@ -86,7 +86,7 @@ def _as_opencl(text: str, template: Template) -> str:
 
 @attrs.frozen
 class Nvrtc:
-    """NVIDIA's compiler, out of its wheels."""
+    """NVIDIA's compiler from its wheels."""
 
     library: ctypes.CDLL
     include: Path
@@ -126,7 +126,7 @@ class Nvrtc:
         result = self._read(program, "ProgramLog" if failed else "PTX")
         self.library.nvrtcDestroyProgram(ctypes.byref(program))
         if failed:
-            raise KernelError(f"NVRTC does not take the CUDA text:\n{result}")
+            raise KernelError(f"NVRTC rejects the CUDA text:\n{result}")
         return result
 
     def _read(self, program: ctypes.c_void_p, what: str) -> str:
@@ -145,7 +145,7 @@ def nvrtc() -> Nvrtc | None:
     for root in (Path(folder, "cu13") for folder in folders or ()):
         libraries = sorted(root.glob("lib/libnvrtc.so.*"))
         if libraries and (root / "include/cuda_bf16.h").exists():
-            # the library asks for its built-ins by name, on a path that does not have them
+            # the library loads its built-ins by name from a path that lacks them
             for built_ins in root.glob("lib/libnvrtc-builtins.so.*"):
                 ctypes.CDLL(str(built_ins))
             return Nvrtc(ctypes.CDLL(str(libraries[0])), root / "include")

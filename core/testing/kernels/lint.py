@@ -1,4 +1,4 @@
-"""Mistakes in kernel bodies that only Apple's compiler, or MLX on a Mac, would punish."""
+"""Lint of kernel bodies, for mistakes that else only Apple's compiler or MLX on a Mac finds."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FOREIGN_ATTRIBUTES = (
     "thread_index_in_quadgroup",
     "threads_per_grid",
 )
-"""Metal's names that MLX makes parameters of, and that CUDA has nothing for."""
+"""Metal's names that MLX turns into parameters, without a counterpart on CUDA."""
 
 _TYPES = r"(?:auto|bool|char|float|half|int|long|short|T|uchar|uint|ulong|ushort|\w+_t)"
 
@@ -45,7 +45,7 @@ _RULES: Sequence[tuple[str, str]] = (
 
 
 def faults(kernel: Kernel, body: str) -> list[str]:
-    """Return what a body does that its dialect does not have, a sentence each."""
+    """Return a sentence for each construct of a body that the dialect lacks."""
     code = _without_comments(body)
     found = [
         (body.count("\n", 0, match.start()) + 1, f"{sentence} ({match[0].strip()!r})")
@@ -59,7 +59,7 @@ def faults(kernel: Kernel, body: str) -> list[str]:
 
 
 def _without_comments(body: str) -> str:
-    """Blank out comments; every character that stays keeps its place."""
+    """Return the body with blanks in place of comments, so that positions stay."""
     return re.sub(
         r"//[^\n]*|/\*.*?\*/", lambda m: re.sub(r"[^\n]", " ", m[0]), body, flags=re.S
     )
@@ -77,7 +77,7 @@ def _threadgroup_arrays(code: str) -> Generator[tuple[int, str]]:
 
 
 def _attributes(body: str, code: str) -> Generator[tuple[int, str]]:
-    # MLX looks for the names as substrings, in comments too
+    # MLX searches the names as substrings, in comments as well
     for name in FOREIGN_ATTRIBUTES:
         for match in re.finditer(name, body):
             yield _line(body, match), f"{name} becomes a parameter on Metal, and CUDA has none"

@@ -1,4 +1,4 @@
-"""Which launches an operation makes, without running any."""
+"""Records the launches of an operation without running them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Argument: TypeAlias = tuple[tuple[int, ...], mx.Dtype]
 
 @attrs.frozen
 class Recorded:
-    """A launch, and of its inputs what the generated text depends on."""
+    """A launch with shapes and dtypes of its inputs, on which the generated text depends."""
 
     kernel: Kernel
     inputs: tuple[Argument, ...]
@@ -37,11 +37,12 @@ class Recorded:
         return list(zip(self.kernel.inputs, self.inputs, strict=True))
 
     def resized(self) -> list[Recorded]:
-        """Return this launch, and as a batch of one and a large one would make it.
+        """Return this launch, the same launch for a batch of one, and for a large batch.
 
-        MLX declares inputs of fewer than 8 elements differently, so these are other texts.
-        What has a row for each row of an output, and tables and lists of int32, grow with a
-        batch; everything else is geometry. The grid stays: no text depends on it.
+        The texts differ, because MLX declares inputs of fewer than 8 elements in another
+        address space. Inputs with as many rows as an output grow with the batch, and so do
+        tables and lists of int32; other inputs are geometry. The grid stays: no text depends on
+        it.
         """
         rows = {shape[0] for shape, dtype in self.launch.outputs if dtype != mx.int32}
         per_row = [
@@ -59,7 +60,7 @@ class Recorded:
 
 
 class RecordingBackend:
-    """A back end for `launch.using` that writes launches down and returns zeros."""
+    """A back end for `launch.using` that records launches and returns zeros."""
 
     name = "recording"
     self_checks = False
@@ -70,7 +71,7 @@ class RecordingBackend:
     def launch(
         self, kernel: Kernel, inputs: Sequence[mx.array], launch: Launch
     ) -> list[mx.array]:
-        """Write a launch down, once."""
+        """Record a launch, once."""
         found = Recorded(kernel, tuple((x.shape, x.dtype) for x in inputs), launch)
         if found not in self.launches:
             self.launches.append(found)
@@ -86,7 +87,7 @@ def operations() -> Mapping[str, Operation]:
 
 
 def launches(probe: Probe) -> list[Recorded]:
-    """Return the launches that a probe makes; its comparisons are left out."""
+    """Return the launches of a probe; its comparisons do not run."""
     recording = RecordingBackend()
     with launch.using(recording), mock.patch.object(dispatch, "compare"):
         probe()

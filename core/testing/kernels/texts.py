@@ -1,4 +1,4 @@
-"""The texts that MLX hands to Apple's compiler and to NVRTC, made without a GPU."""
+"""The texts that MLX passes to Apple's compiler and to NVRTC, generated without a GPU."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from .dialect import ATTRIBUTES, CUDA_TYPES, METAL_TYPES, constants
 from .recording import Recorded
 
 _CONSTANT_BELOW = 8
-"""Inputs of fewer elements arrive in Metal's constant address space."""
+"""Inputs of fewer elements are in Metal's constant address space."""
 
 
 def metal_text(call: Recorded, name: str) -> str:
-    """Return what `mx.fast.metal_kernel` generates for a launch, less MLX's own utilities."""
+    """Return the text of `mx.fast.metal_kernel` for a launch, without MLX's own utilities."""
     template = call.launch.template
     values = [_metal_value(value) for value in template.values()]
     function = f"custom_kernel_{name}"
@@ -81,9 +81,9 @@ def _metal_parameters(call: Recorded) -> list[str]:
 
 
 def mlx_metal_text(call: Recorded) -> tuple[str, str]:
-    """Return the text that MLX itself generates for a launch, and the kernel's name in it.
+    """Return the text that MLX generates for a launch, and the name of the kernel in the text.
 
-    MLX traces a Metal kernel on any system if the graph is exported instead of evaluated.
+    MLX generates Metal kernels on any system if the graph is exported, not evaluated.
     """
     backend = MlxBackend("metal", _verbose_metal_kernel, "mkx_metal.h")
 
@@ -109,7 +109,7 @@ def _verbose_metal_kernel(**how: Any) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def _standard_output_into(file: BinaryIO) -> Generator[None]:
-    """Redirect what C++ prints."""
+    """Redirect the standard output of C++ code."""
     sys.stdout.flush()
     before = os.dup(1)
     os.dup2(file.fileno(), 1)
@@ -122,9 +122,9 @@ def _standard_output_into(file: BinaryIO) -> Generator[None]:
 
 
 def cuda_text(calls: Sequence[Recorded]) -> str:
-    """Return what `mx.fast.cuda_kernel` generates for launches, in one file.
+    """Return the texts of `mx.fast.cuda_kernel` for launches, in one file.
 
-    MLX makes a file for each, with the same beginning.
+    MLX generates a file for each launch; all files begin alike.
     """
     names = [f"{call.kernel.name}_{i}" for i, call in enumerate(calls)]
     return (

@@ -149,7 +149,7 @@ def test_a_library_that_is_no_blas_is_refused(report: Report):
     answer = report(NEVE_BLAS="libm.so.6")
 
     assert answer["library"] is None
-    assert "libm.so.6: offers no cblas_sgemm" in answer["reason"]
+    assert "libm.so.6: does not define cblas_sgemm" in answer["reason"]
 
 
 def test_too_late_is_said(report: Report):
