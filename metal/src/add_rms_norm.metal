@@ -1,9 +1,9 @@
-// total = x + delta, out = norm(total): a threadgroup a token.
+// total = x + delta, out = norm(total); one threadgroup for each token.
 // x, delta [T, W]   weight, delta_weight [W]   fp = {eps, eps of delta's norm}
 // total, out [T, W]
 // template T, W, ZERO (1 + weight), NORMED (delta is normed first), DZERO (1 + delta_weight),
-//   C (words of 8 elements a thread has)
-// grid (threads * T, 1, 1), threads of a group >= W / (8 * C)
+//   C (words of 8 elements in a thread)
+// grid (threads * T, 1, 1), threads of a threadgroup >= W / (8 * C)
   threadgroup float sums[32];
   threadgroup float delta_sums[32];
   const int thread_id = int(thread_index_in_threadgroup);
@@ -15,7 +15,7 @@
 
   float sum[C][8];
   float add[C][8];
-  // of wide rows weights are read when they are needed: registers are few
+  // wide rows load weights late, because registers are few
   float gain[C > 2 ? 1 : C][8];
 #pragma unroll
   for (int i = 0; i < C; ++i) {
@@ -76,7 +76,7 @@
     const int e = i * stride + thread_id * 8;
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
-      // rounded, since what is normed is what the next layers add to
+      // rounded: the norm sees the same values as the next residual sum
       sum[i][j] = float(T(sum[i][j] + add[i][j]));
       squares += sum[i][j] * sum[i][j];
     }

@@ -1,20 +1,20 @@
 // out = x @ weight.T + bias + residual for few rows, or activation(gate) * up of such products;
-// with a norm, of x / sqrt(mean(x * x) + eps) * gain in place of x. What divides x is the same
-// for all of a row, so it is applied to the sums: squares are added up beside them.
+// with a norm, x / sqrt(mean(x * x) + eps) * gain replaces x. The divisor is the same for a whole
+// row, so it is applied to the sums; the squares are summed beside the products.
 // x [rows, K]   weight, bias [O, K], [O]; with an activation [2 * O, K], [2 * O]: gates, then ups
 // residual [rows, O]   gain [K]   fp = {rows, O, K, eps}   out [rows, O]
-// template T, M (rows at most), R (outputs of a simdgroup), S (simdgroups that share a sum),
+// template T, M (most rows), R (outputs of a simdgroup), S (simdgroups that share a sum),
 // U (words of 16 bytes of each weight row in flight), G (simdgroups of a threadgroup), BIAS,
 // RESIDUAL, ACT (0: none, 1: silu, 2: gelu by tanh), NORM (0: none, 1: by gain, 2: by 1 + gain)
 // grid (32 * G * ceil(O / (R * G / S)), 1, 1), threadgroup (32 * G, 1, 1)
 // K is a multiple of 8 and G of S; M and R are powers of two, so that P below is at most 32.
 //
-// What a lane adds up is ordered by k, lanes are added in pairs 16, 8, 4, 2 and 1 apart, then
-// shares in their order: a result depends on K, S and T, not on M, R, U or the other rows.
+// Order of a sum: by k within a lane, then lanes in pairs 16, 8, 4, 2 and 1 apart, then shares in
+// order. So a result depends on K, S and T, not on M, R, U or the other rows.
   constexpr int N = 16 / int(sizeof(T));   // elements of a word
   constexpr int W = ACT == 0 ? R : 2 * R;   // weight rows of a simdgroup
-  constexpr int P = M * W;                 // its sums
-  constexpr int STRIDE = 32 * N * S;       // elements from a lane's word to its next
+  constexpr int P = M * W;                 // sums of a simdgroup
+  constexpr int STRIDE = 32 * N * S;       // elements between two words of a lane
   threadgroup float shares[G * P];
   threadgroup float square_shares[G * M];
 
@@ -90,7 +90,7 @@
       }
     }
   }
-  // fewer than U words are left: loads stay inside the row, what they add again counts as 0
+  // fewer than U words are left: loads stay inside the row, and repeated words count as 0
   if (k < num_inputs) {
     float w[U * W * N];
 #pragma unroll
@@ -133,8 +133,8 @@
     }
   }
 
-  // each halving leaves half of the sums that a lane still holds: lane l ends with sum l / (32 / P),
-  // and with the squares of that sum's row
+  // each step halves the sums in a lane: lane l ends with sum l / (32 / P) and the squares of the
+  // row of that sum
 #pragma unroll
   for (int halving = 0; halving < 5; ++halving) {
     const int kept = P >> (halving + 1);

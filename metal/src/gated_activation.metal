@@ -1,4 +1,4 @@
-// out = activation(gate) * up, from the two halves of each row.
+// out = activation(gate) * up; gate and up are the two halves of each row.
 // joined [T, 2 * H]  ip = {T, H}   out [T, H]
 // template T, ACT (0: silu, 1: gelu by tanh); grid (H / 4, T, 1)
   const int h = int(thread_position_in_grid.x) * 4;

@@ -1,17 +1,17 @@
 // The gated delta rule over L tokens of each row: S' = g S, u = beta (v - S' k), S = S' + u k^T,
-// y = S q = S' q + u (k.q), so that what the old state recalls for k and q is summed at once.
-// q, k, v, a, b   rows of tokens [N * L, ...]; where a token's row and a head's part of it start
-//                 is in ip, so all may be parts of one array
-// log_a, dt_bias  [Hv], looked at if RAW
+// y = S q = S' q + u (k.q), so that one pass over the old state recalls values for k and q.
+// q, k, v, a, b   rows of tokens [N * L, ...]; ip has row lengths and first columns, so that
+//                 all of them may be parts of one array
+// log_a, dt_bias  [Hv], read if RAW
 // state           [N, Hv, DV, DK] float32
 // ip = {L, Hv / Hk, row lengths of q, k, v, a, b, first columns of q, k, v, a, b}   fp = {eps}
 // out [N, L, Hv, DV], after as state
 // template T (of out), TQ, TV, TA (of q and k, of v, of a and b), DK, DV, RAW:
 //   false: q, k are normed and scaled, a is the logarithm of g, b is beta
-//   true:  q, k are normed here (l2) and q is scaled by DK^-1/2,
+//   true:  the kernel norms q and k (l2) and scales q by DK^-1/2,
 //          g = exp(-exp(log_a) softplus(a + dt_bias)), beta = sigmoid(b)
-// 8 lanes hold a row of the state, and tokens are staged 8 at a time, the next ones fetched
-// meanwhile; grid (128 * ceil(DV / 16), Hv, N), threadgroup 128
+// 8 lanes hold a row of the state. Tokens are staged 8 at a time, while the next 8 are loaded.
+// grid (128 * ceil(DV / 16), Hv, N), threadgroup 128
   constexpr int LANES = 8;
   constexpr int QUADS = DK / (4 * LANES);
   constexpr int ROWS = 128 / LANES;
@@ -62,7 +62,7 @@
   const float shift = RAW ? float(dt_bias[RAW ? h : 0]) : 0.0f;
 
   for (int start = -CHUNK; start < length; start += CHUNK) {
-    // fetch the next tokens
+    // load the next tokens
     TQ next_q[TURNS * WORDS * 4];
     TQ next_k[TURNS * WORDS * 4];
     TA next_a[TURNS];
@@ -87,7 +87,7 @@
       next_v = v_at[long(value_token) * v_length + value_row];
     }
 
-    // take the staged ones
+    // compute the staged tokens
     const int left = length - start;
     const int count = start < 0 ? 0 : (left < CHUNK ? left : CHUNK);
 #pragma unroll 2
@@ -130,7 +130,7 @@
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
 
-    // stage the fetched ones
+    // stage the loaded tokens
 #pragma unroll
     for (int j = 0; j < TURNS; ++j) {
       const int c = simd + SIMDS * j;
@@ -154,7 +154,7 @@
         q_scale = metal::rsqrt(simd_sum(qq) + eps) * metal::rsqrt(float(DK));
         k_scale = metal::rsqrt(simd_sum(kk) + eps);
         beta = 1.0f / (1.0f + metal::exp(-beta));
-        // softplus; the logarithm of almost one would lose what makes it more than one
+        // softplus; the logarithm of a number close to one would lose its digits
         const float x = log_g + shift;
         const float e = metal::exp(-metal::abs(x));
         const float series = e * (1.0f - e * (0.5f - e * (0.33333333f - 0.25f * e)));

@@ -1,4 +1,4 @@
-// Norms of groups of D elements, with gates from columns of wider rows.
+// Norms of groups of D elements; the gates are columns of wider rows.
 // x [N, H, D]  rows [N, W]  weight [D], or [H, D] if its stride is D
 // ip = {W, first column of the gates, stride of the weight}   fp = {eps}   out [N, H, D]
 // template D, BEFORE:

@@ -1,15 +1,15 @@
 // Mamba-2 over L tokens of each row: S = g S + dt x B^T, y = S C = g S C + dt x (B.C).
-// x, dt, b, c     rows of tokens [N * L, ...]; where a token's row and a head's part of it start
-//                 is in ip, so all may be parts of one array
-// a               [H]; dt_bias, skip [H], looked at if RAW
+// x, dt, b, c     rows of tokens [N * L, ...]; ip has row lengths and first columns, so that
+//                 all of them may be parts of one array
+// a               [H]; dt_bias, skip [H], read if RAW
 // state           [N, H, P, S] float32
 // ip = {L, H / G, row lengths of x, dt, b, c, first columns of x, dt, b, c}
 // fp = {least, greatest dt}   out [N, L, H, P], after as state, both float32
 // template TX, TD, TB (of x, of dt, of b and c), P, S, RAW:
 //   false: g = exp(dt a)
 //   true:  dt = softplus(dt + dt_bias) within its limits, g = exp(-exp(a) dt), y = S C + skip x
-// 8 lanes hold a row of the state, and tokens are staged 8 at a time, the next ones fetched
-// meanwhile; grid (128 * ceil(P / 16), H, N), threadgroup 128
+// 8 lanes hold a row of the state. Tokens are staged 8 at a time, while the next 8 are loaded.
+// grid (128 * ceil(P / 16), H, N), threadgroup 128
   constexpr int LANES = 8;
   constexpr int QUADS = S / (4 * LANES);
   constexpr int ROWS = 128 / LANES;
@@ -60,7 +60,7 @@
   const float direct = RAW ? float(skip[h]) : 0.0f;
 
   for (int start = -CHUNK; start < length; start += CHUNK) {
-    // fetch the next tokens
+    // load the next tokens
     TB next_b[TURNS * WORDS * 4];
     TB next_c[TURNS * WORDS * 4];
     TD next_dt[TURNS];
@@ -83,7 +83,7 @@
       next_x = x_at[long(value_token) * x_length + value_row];
     }
 
-    // take the staged ones
+    // compute the staged tokens
     const int left = length - start;
     const int count = start < 0 ? 0 : (left < CHUNK ? left : CHUNK);
 #pragma unroll 2
@@ -117,7 +117,7 @@
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
 
-    // stage the fetched ones
+    // stage the loaded tokens
 #pragma unroll
     for (int j = 0; j < TURNS; ++j) {
       const int i = simd + SIMDS * j;
@@ -129,7 +129,7 @@
       bc = simd_sum(bc);
       float step = float(next_dt[j]);
       if (RAW) {
-        // softplus; the logarithm of almost one would lose what makes it more than one
+        // softplus; the logarithm of a number close to one would lose its digits
         const float z = step + shift;
         const float e = metal::exp(-metal::abs(z));
         const float series = e * (1.0f - e * (0.5f - e * (0.33333333f - 0.25f * e)));

@@ -1,5 +1,5 @@
-// mkx_cuda.h - spells the subset of the Metal shading language in CUDA C++.
-// It comes after MLX's own includes, so that these macros cannot reach them.
+// mkx_cuda.h - translates the subset of the Metal shading language to CUDA C++.
+// It follows MLX's own includes, so that the macros do not change them.
 #define device
 #define constant
 #define thread
@@ -54,7 +54,7 @@ __device__ inline bool simd_any(bool x) { return __any_sync(0xffffffffu, x); }
 template <int W, typename T> __device__ inline T mkx_shuffle(T x, int, int l) { return __shfl_sync(0xffffffffu, x, l, W); }
 template <typename T> __device__ inline T* mkx_mutable(const T* p) { return const_cast<T*>(p); }
 
-// Words of up to 16 bytes, each one memory transaction of a thread.
+// Words of up to 16 bytes; each is one memory transaction of a thread.
 namespace mkx {
 template <int BYTES> struct word { typedef unsigned char type; };
 template <> struct word<16> { typedef uint4 type; };
@@ -89,7 +89,7 @@ template <int N, typename T> __device__ inline void mkx_store(T* p, const float*
   }
 }
 
-// Elements as they lie: words that are under way while others are worked on.
+// Elements as raw words, loaded early and converted late.
 template <int N, typename T> __device__ inline void mkx_fetch(const T* p, uint* w) {
   static_assert(N * sizeof(T) % 16 == 0, "whole words of 16 bytes");
 #pragma unroll
@@ -106,7 +106,7 @@ template <typename T> struct packed {
   static constexpr int EACH = 4 / int(sizeof(T));
   __device__ static float at(uint w, int i) { return float(reinterpret_cast<const T*>(&w)[i]); }
 };
-// the upper half of a float: an instruction an element, where a conversion takes one and a half
+// bfloat16 is the upper half of a float: one instruction an element, a conversion takes 1.5
 template <> struct packed<__nv_bfloat16> {
   static constexpr int EACH = 2;
   __device__ static float at(uint w, int i) { return __uint_as_float(i ? w & 0xffff0000u : w << 16); }

@@ -1,6 +1,6 @@
-// mkx_metal.h - what a kernel body needs beside the Metal shading language it is written in.
+// mkx_metal.h - functions for kernel bodies beside the Metal shading language.
 
-// The same buffer, to be written: see docs/kernels.md for what makes that safe.
+// The same buffer, writable; docs/kernels.md has the rules that make writes safe.
 template <typename T>
 METAL_FUNC device T* mkx_mutable(const device T* p) {
   return const_cast<device T*>(p);
@@ -41,7 +41,7 @@ METAL_FUNC void mkx_store(device T* p, const thread float* r) {
   }
 }
 
-// N consecutive elements as they lie, 16 bytes or a multiple. p is aligned to 16 bytes.
+// N consecutive elements as raw words, a multiple of 16 bytes. p is aligned to 16 bytes.
 template <int N, typename T>
 METAL_FUNC void mkx_fetch(const device T* p, thread uint* w) {
   for (int i = 0; i < N * int(sizeof(T)) / 16; ++i) {
@@ -52,7 +52,7 @@ METAL_FUNC void mkx_fetch(const device T* p, thread uint* w) {
   }
 }
 
-// N elements that mkx_fetch brought, to float32.
+// N elements loaded by mkx_fetch, to float32.
 template <int N, typename T>
 METAL_FUNC void mkx_unpack(const thread uint* w, thread float* r) {
   constexpr int EACH = 8 / int(sizeof(T));
@@ -67,7 +67,7 @@ METAL_FUNC void mkx_unpack(const thread uint* w, thread float* r) {
   }
 }
 
-// x of lane i among the W lanes, a power of two, that this one belongs to.
+// x of lane i among the W lanes that include this lane; W is a power of two.
 template <int W, typename T>
 METAL_FUNC T mkx_shuffle(T x, int lane, int i) {
   return metal::simd_shuffle(x, ushort(lane / W * W + i));

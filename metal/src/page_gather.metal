@@ -1,4 +1,4 @@
-// Keys and values of one sequence, from its pages, one after the other.
+// Contiguous keys and values of one sequence, copied from its pages.
 // keys [B, HK, S, D]  values [B, HK, S, DV]  tables [R, W]  row [1]
 // ip = {W, first block, K}   out_keys [HK, K, D]  out_values [HK, K, DV]
 // template T, D, DV, S, HK; grid (K * WORDS, HK, 1), WORDS = max(D, DV) / 8

@@ -1,26 +1,26 @@
-// Attention of a tile of queries of one sequence over its pages; partial results, if split.
+// Attention of a tile of queries of one sequence to its pages; partial results, if split.
 // q [N, HQ, D]  keys [B, HK, S, D]  values [B, HK, S, DV]  tables [R, W]  rows, positions [N]
 // sinks [HQ] f32   prev [1] int32
 // fp = {factor on q, bound of the scores, W, window (0: none), N, least rounds of a split},
-// the first two so that exp2 of a score is its weight
+// the first two make exp2(score) the weight
 // out [N, HQ, DV] T; or, if not SINGLE, f32 [N, HQ, splits, DV], stats [N, HQ, splits, 2] f32
 // next [1] int32 = prev + 1
-// If MAKES, q is [N, PW]: queries QS apart, which are to be normed and turned first. If STORES,
-// keys and values follow them, and are written to their pages, in place, by who reads them there.
+// If MAKES, q is [N, PW]: queries QS apart, which the kernel norms and rotates first. If STORES,
+// keys and values follow the queries; the threadgroup that reads their page writes them in place.
 // turns [N, ROT] float32: cosines, then sines   q_weight, k_weight [D]   v_weight [DV]
-// fp goes on with {PW, eps of queries, of keys, of values}
+// fp continues with {PW, eps of queries, of keys, of values}
 // template T, D, DV, S, HK, G (heads a key head), QT (queries a tile), CAUSAL, CAP, SINKS,
-//   SINGLE, VEC (elements a lane), LPT (lanes a token), U (tokens a lane takes at once, a
+//   SINGLE, VEC (elements a lane), LPT (lanes a token), U (tokens in flight in a lane, a
 //   power of two up to LPT),
 //   GT (pairs of query and head a simdgroup), HS (simdgroups that share their tokens), NSG,
-//   MAKES, STORES, QS, ROT (turned elements, 0 for none), INTER (pairs 2i, 2i + 1),
+//   MAKES, STORES, QS, ROT (rotated elements, 0 for none), INTER (pairs 2i, 2i + 1),
 //   QN, KN, VN (norms: 0 none, 1 unweighted, 2 weighted, 3 weighted by 1 + weight)
 // grid (32 * NSG * splits, HK * groups of pairs, tiles), threadgroup (32 * NSG, 1, 1)
-  constexpr int TOKENS = 32 / LPT;               // of a simdgroup at once
+  constexpr int TOKENS = 32 / LPT;               // tokens of a simdgroup at once
   constexpr int CHUNK = TOKENS * U;
-  constexpr int STRANDS = NSG / HS;              // simdgroups with tokens of their own
+  constexpr int STRANDS = NSG / HS;              // groups of simdgroups with different tokens
   constexpr int ROUND = CHUNK * STRANDS;
-  constexpr int IDS = S % CHUNK == 0 ? 1 : U;    // does a chunk lie in one block?
+  constexpr int IDS = S % CHUNK == 0 ? 1 : U;    // a chunk within one block needs one id
   constexpr int FIT = 5120 / (NSG * DV);         // pairs whose sums fit threadgroup memory
   constexpr int BATCH = FIT < 1 ? 1 : FIT > GT ? GT : FIT;
   threadgroup float sm_max[NSG * GT];
@@ -37,8 +37,8 @@
   const int strand = sg / HS;
   const int token = lane / LPT;
   const int element = lane % LPT * VEC;
-  const int own = lane % LPT / (LPT / U);        // which of a chunk's tokens it weighs
-  const int k_element = element < D ? element : 0;    // idle lanes read what others read
+  const int own = lane % LPT / (LPT / U);        // the token of a chunk that this lane weighs
+  const int k_element = element < D ? element : 0;    // idle lanes repeat the reads of lane 0
   const int v_element = element < DV ? element : 0;
 
   const int width = int(fp[2]);
@@ -49,7 +49,7 @@
   const int end = min(position + min(QT, num_queries - first_query), width * S);
   const int oldest = window > 0 ? max(0, position - window + 1) : 0;
 
-  // each row is cut by its own length: a long one fills all splits
+  // each row is split by its own length: a long row fills all splits
   const int aligned = oldest / CHUNK * CHUNK;
   const int rounds = end > aligned ? (end - aligned + ROUND - 1) / ROUND : 0;
   const int share = max((rounds + splits - 1) / splits, int(fp[5]));
@@ -66,7 +66,7 @@
     const int pair = min(first_pair + r, QT * G - 1);
     const int query = min(pair / G, num_queries - 1 - first_query);
     last[r] = position + query;
-    most[r] = -1e30f;                            // finite: no difference is NaN
+    most[r] = -1e30f;                            // finite: differences are never NaN
     sum[r] = 0.0f;
 #pragma unroll
     for (int e = 0; e < VEC; ++e) {
@@ -87,11 +87,11 @@
 
   constexpr int WORDS = VEC * int(sizeof(T)) / 4;      // of a lane's part of a key or value
   constexpr int APART = (GT & -GT) < LPT / U ? (GT & -GT) : LPT / U;
-  constexpr int SPREAD = U * APART;              // lanes over which a chunk's scores are spread,
-  constexpr int OWN = GT / APART;                // so many pairs of one token in each
-  constexpr float SLACK = 8.0f;                  // weights reach 2^SLACK before all is rescaled
+  constexpr int SPREAD = U * APART;              // lanes that share the scores of a chunk,
+  constexpr int OWN = GT / APART;                // each with OWN pairs of one token
+  constexpr float SLACK = 8.0f;                  // weights reach 2^SLACK before sums are rescaled
   const int own_pair = lane % LPT / (LPT / SPREAD) % APART * OWN;
-  float own_most[OWN];                           // what weights are relative to
+  float own_most[OWN];                           // the score that weights are relative to
   float own_sum[OWN];
   int own_last[OWN];
 #pragma unroll
@@ -107,8 +107,8 @@
 
   auto table = tables + long(rows[CAUSAL ? 0 : tile]) * width;
   if (MAKES) {
-    // Each simdgroup makes the queries that it needs, and one thing more: key or value. Both are
-    // wanted once, by the split that has the token.
+    // Each simdgroup makes the queries that it needs, and either the key or the value. Only the
+    // split with the new token needs key and value.
     constexpr int HALF = ROT / 2;
     const bool is_v = sg % 2 == 1;
     const int block = position < 0 ? 0 : table[position / S];
@@ -202,7 +202,7 @@
       if (is_q) {
 #pragma unroll
         for (int e = 0; e < VEC; ++e) {
-          const float rounded = float(T(made[e]));       // as it would be if it were stored
+          const float rounded = float(T(made[e]));       // rounded like a stored query
           qr[(is_q ? r : 0) * VEC + e] = element < D ? rounded * fp[0] : 0.0f;
         }
       } else if (keeps && element < dims) {
@@ -214,12 +214,12 @@
       threadgroup_barrier(mem_flags::mem_device);
     }
   }
-  const int last_entry = max(to - 1, 0) / S;           // behind it lies garbage
+  const int last_entry = max(to - 1, 0) / S;           // entries after it are undefined
   int base = from + strand * CHUNK;
   int ids[IDS];
 #pragma unroll
   for (int i = 0; i < IDS; ++i) {
-    // of a row without tokens all entries are garbage
+    // all entries of a row without tokens are undefined
     ids[i] = base < to ? table[min((base + i * TOKENS + token) / S, last_entry)] : 0;
   }
   uint key_words[U * WORDS];
@@ -259,10 +259,10 @@
         s[u * GT + r] = x;
       }
     }
-    // The next chunk is under way while this one is worked on. Keys go where the ones just used
-    // were: the barrier keeps a compiler from loading them earlier, into more registers. Loads
-    // depend on no condition, so that all of them are under way at once. What they find where
-    // nothing is visible, in the null block or behind the end, is dropped.
+    // The next chunk is loaded while this chunk is computed. Its keys reuse the registers of the
+    // keys just used: the barrier keeps a compiler from earlier loads into more registers. Loads
+    // have no condition, so that all of them are in flight at once. Elements of invisible tokens,
+    // in the null block or after the end, are dropped.
     simdgroup_barrier(mem_flags::mem_none);
     uint value_words[U * WORDS];
 #pragma unroll
@@ -282,15 +282,15 @@
     for (int i = 1; i < IDS; ++i) {
       block = i == own ? ids[i] : block;
     }
-    // and the blocks of the one behind it, so that its keys need not wait for them
+    // the blocks of the chunk after the next, so that its keys need not wait for ids
 #pragma unroll
     for (int i = 0; i < IDS; ++i) {
       const int t = base + 2 * ROUND + i * TOKENS + token;
       ids[i] = table[min(t / S, last_entry)];
     }
 
-    // Sum over a token's lanes: as long as there are several scores each half of the lanes
-    // keeps half of them, so that in the end a lane has a few of one token, its own.
+    // Sum over the lanes of a token: at each step, each half of the lanes keeps half of the
+    // scores, so that at the end a lane has some scores of one token, its own.
 #pragma unroll
     for (int n = SPREAD / 2; n > 0; n /= 2) {
       const int step = n * (LPT / SPREAD);
@@ -323,11 +323,11 @@
       if (CAP) {
         x = fp[1] * metal::precise::tanh(x);
       }
-      s[k] = visible ? x : -3.0e38f;    // finite: fast::exp2 promises nothing of others
+      s[k] = visible ? x : -3.0e38f;    // finite: fast::exp2 is undefined for infinities
       rises = rises || s[k] > own_most[k] + SLACK;
     }
-    // Weights need not be relative to the greatest score, but to one not far below it. So most
-    // chunks neither look for the greatest nor rescale.
+    // Weights may be relative to any score close to the greatest one. So most chunks neither
+    // search the greatest score nor rescale.
     if (simd_any(rises)) {
       float fades[OWN];
 #pragma unroll
@@ -381,7 +381,7 @@
     }
   }
 
-  // all pairs again, of a lane's own token
+  // all pairs of the lane's own token
 #pragma unroll
   for (int r = 0; r < GT; ++r) {
     const int from_lane = (own * APART + r / OWN) * (LPT / SPREAD);
@@ -389,7 +389,7 @@
     sum[r] = mkx_shuffle<LPT>(own_sum[r % OWN], lane, from_lane);
   }
 
-  // the lane groups of a simdgroup become one, then its strands
+  // add up the lane groups of a simdgroup, then the strands
 #pragma unroll
   for (int r = 0; r < GT; ++r) {
     float all = most[r];
@@ -399,7 +399,7 @@
     }
     const float fade = metal::exp2(most[r] - all);
     most[r] = all;
-    sum[r] *= fade;                              // so far of a lane's own tokens
+    sum[r] *= fade;                              // sums of the lane's own tokens
 #pragma unroll
     for (int step = LPT / U; step < 32; step *= 2) {
       sum[r] += simd_shuffle_xor(sum[r], step);
@@ -456,7 +456,7 @@
         for (int j = 0; j < STRANDS; ++j) {
           all = max(all, float(sm_max[(j * HS + part) * GT + r]));
         }
-        // what the strands wrote is relative to their own greatest score
+        // the sums of each strand are relative to its own greatest score
         float most_of_strands = -1e30f;
         float total = 0.0f;
         float x[4] = {0.0f, 0.0f, 0.0f, 0.0f};

@@ -1,9 +1,9 @@
-// The softmax over all splits of a row, from what each split found.
+// The softmax over all splits of a row, from the partial results of the splits.
 // parts [N, HQ, splits, DV] f32  stats [N, HQ, splits, 2] f32: greatest score, sum of weights
 // sinks [HQ] f32  ip = {splits}   out [N, HQ, DV] T
 // template T, DV, SINKS; grid (32 * simdgroups, HQ, N), threadgroup (32 * simdgroups, 1, 1),
-// a simdgroup for 128 elements
-  constexpr int BATCH = 8;                       // splits whose loads are under way at once
+// one simdgroup for each 128 elements
+  constexpr int BATCH = 8;                       // splits whose loads are in flight at once
   const int lane = int(thread_index_in_simdgroup);
   const int d = int(thread_index_in_threadgroup) * 4;
   const int head = int(threadgroup_position_in_grid.y);
@@ -39,7 +39,7 @@
         const float w = simd_shuffle(weight, j + i - first);
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-          x[e] += w > 0.0f ? w * part[i * 4 + e] : 0.0f;    // else nothing was written
+          x[e] += w > 0.0f ? w * part[i * 4 + e] : 0.0f;    // else the split wrote nothing
         }
       }
     }

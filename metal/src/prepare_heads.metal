@@ -1,4 +1,4 @@
-// Norms and rotates heads, and writes keys and values to their pages: a simdgroup a head.
+// Norms and rotates heads, and writes keys and values to their pages; one simdgroup a head.
 // projected [T, W]: queries QS apart, then keys, then values
 // keys [B, HK, S, D]   values [B, HK, S, DV], both written in place
 // tables [R, P]   rows [T]   positions [T]   prev [1], all int32

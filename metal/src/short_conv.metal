@@ -1,9 +1,9 @@
 // A depthwise causal convolution over L tokens of each row, K taps, and the state after them.
-// x [N, L, W]  state [N, K - 1, C]  weight [K, C]  bias [C], looked at if BIAS
+// x [N, L, W]  state [N, K - 1, C]  weight [K, C]  bias [C], read if BIAS
 // ip = {L, C, W, start}   out [N, L, C], after as state
 // template T (of out and state), K, SILU, BIAS, GATED:
 //   false: columns start ... start + C of x are convolved
-//   true:  columns b, c, x lie there side by side, and out = c * conv(b * x)
+//   true:  the rows of x hold b, c and x side by side, and out = c * conv(b * x)
 // A thread computes 4 channels of up to 4 tokens; grid (ceil(C / 4), ceil(L / 4), N)
   constexpr int TOKENS = 4;
   constexpr int SEEN = TOKENS + K - 1;
@@ -30,7 +30,7 @@
           mkx_load<4>(tokens + long(t) * width, gate);
 #pragma unroll
           for (int j = 0; j < 4; ++j) {
-            // rounded, as the state keeps it
+            // rounded like the state
             seen[4 * i + j] = float(T(seen[4 * i + j] * gate[j]));
           }
         }
@@ -86,7 +86,7 @@
       }
     }
 
-    // the last tokens are all among those that the last thread saw
+    // the last thread has read all tokens of the new state
     if (first + TOKENS >= length) {
       auto kept = after + long(n) * (K - 1) * channels + channel;
 #pragma unroll

@@ -1,8 +1,8 @@
-// mkx_host.h - spells the subset of the Metal shading language in C++ for the host.
+// mkx_host.h - translates the subset of the Metal shading language to C++ for the host.
 //
-// Every GPU thread is a fiber (mkx_runtime.cpp); barriers and simd_* are where fibers meet.
-// With MKX_CHECKED, buffers and threadgroup arrays know their bounds, words their alignment,
-// and threadgroup arrays who touched which element since the last barrier.
+// Every GPU thread is a fiber (mkx_runtime.cpp); fibers wait for each other at barriers and simd_*.
+// With MKX_CHECKED, accesses are checked for bounds and alignment, and threadgroup arrays record
+// the threads that accessed each element since the last barrier.
 #pragma once
 #include <stddef.h>
 #include <stdint.h>
@@ -20,7 +20,7 @@ struct float4 {
 };
 #define INFINITY __builtin_inff()
 
-// ---- types of 16 bits: to float implicitly, from float only if one says so, as in Metal ------
+// ---- types of 16 bits: to float implicitly, from float explicitly, as in Metal ---------------
 
 struct float16_t {
   _Float16 value;
@@ -52,13 +52,13 @@ struct bfloat16_t {
 typedef float16_t half;
 typedef bfloat16_t bfloat;
 
-// ---- what the runtime offers ------------------------------------------------------------------
+// ---- functions of the runtime -----------------------------------------------------------------
 
 namespace mkx {
 
 constexpr int SIMD_WIDTH = 32;
 
-// Where a thread is; the names are Metal's, abbreviated.
+// Position of a thread; the names abbreviate Metal's.
 struct Ids {
   uint3 tpig, tptg, tgpig, tptgsz, tgpg;
 };
@@ -72,7 +72,7 @@ struct Launch {
 
 typedef void (*Body)(const void* context, const Ids& ids);
 
-// Runs a body for every thread. Returns 0, or 1 and a sentence in `error`.
+// Runs a body for every thread. Returns 0, or 1 with a message in `error`.
 int run(const Launch& how, Body body, const void* context, char* error, size_t size);
 
 template <typename F>
@@ -81,22 +81,22 @@ int launch(const Launch& how, const F& body, char* error, size_t size) {
   return run(how, call, &body, error, size);
 }
 
-// Ends the launch with a sentence.
+// Ends the launch with a message.
 [[noreturn]] void fail(const char* format, ...) __attribute__((format(printf, 1, 2)));
 
-// What the n lanes of a simdgroup gave, and what each of them gets.
+// Exchanges values of the n lanes of a simdgroup.
 typedef void (*Combine)(const uint64_t* given, const int* argument, uint64_t* got, int n);
 
 uint64_t meet_simdgroup(const char* name, Combine combine, uint64_t given, int argument, int line);
 void meet_threadgroup(int line);
 
-// Threadgroup memory: poisoned at first, and the same for all threads that name the same id.
+// Threadgroup memory: poisoned at first, shared by all threads that pass the same id.
 struct Array {
   int id;
   const char* name;
   size_t size;
   uint8_t* bytes;
-  uint64_t *written, *read;  // by whom and when: see note()
+  uint64_t *written, *read;  // thread and epoch of the last access: see note()
 };
 Array* threadgroup_array(int id, const char* name, size_t element_size, size_t size);
 void note(Array* array, size_t i, bool writes);
@@ -116,7 +116,7 @@ T unpack(uint64_t word) {
   return x;
 }
 
-// Halves the lanes until one is left: one of the orders of addition that GPUs may choose.
+// Adds lanes pairwise until one is left, one of the orders of addition that GPUs may choose.
 template <typename T, typename Op>
 void reduce(const uint64_t* given, const int*, uint64_t* got, int n) {
   T x[SIMD_WIDTH];
@@ -144,7 +144,7 @@ struct Min {
 
 enum Shuffle { TO_LANE, XOR, DOWN, UP };
 
-// A lane that reads past the simdgroup keeps its own value, as on CUDA; Metal leaves it open.
+// A lane that reads past the simdgroup keeps its own value, as on CUDA; undefined in Metal.
 template <Shuffle HOW>
 void shuffle(const uint64_t* given, const int* argument, uint64_t* got, int n) {
   for (int i = 0; i < n; ++i) {
@@ -264,7 +264,7 @@ struct Pointer {
     at += d;
     return *this;
   }
-  // A word is what N elements fill of 16 bytes.
+  // A word has N elements, at most 16 bytes.
   void require_aligned(int n) const {
     const uint64_t bytes = n * sizeof(T) > 16 ? 16 : n * sizeof(T);
     const uint64_t word = bytes & (~bytes + 1);
@@ -278,7 +278,7 @@ Pointer<T> wrap(void* memory, size_t size, const char* name) {
   return {static_cast<T*>(memory), 0, size, name};
 }
 
-// An element of a threadgroup array: reads and writes of it are noted.
+// An element of a threadgroup array that records reads and writes.
 template <typename T>
 struct Element {
   Array* array;
@@ -336,7 +336,7 @@ T* threadgroup_memory(int id, size_t size, const char* name) {
 
 #define MKX_TG(T, name, n) const auto name = mkx::threadgroup_memory<T>(__COUNTER__, (n), #name)
 
-// ---- what mkx_metal.h and mkx_cuda.h offer as well --------------------------------------------
+// ---- functions of mkx_metal.h and mkx_cuda.h --------------------------------------------------
 
 #if defined(MKX_CHECKED)
 #define MKX_POINTER(T) mkx::Pointer<T>

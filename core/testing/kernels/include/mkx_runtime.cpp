@@ -1,8 +1,8 @@
-// mkx_runtime.cpp - runs the threads of a kernel as fibers, one threadgroup after the other.
+// mkx_runtime.cpp - runs the threads of a kernel as fibers, threadgroup by threadgroup.
 //
-// A fiber runs until it meets others: at a barrier, or at a simd operation. The scheduler lets
-// it go on once all who have to be there are there, at the same line; if nobody can go on and
-// not all have finished, the kernel's control flow diverges, which is reported.
+// A fiber runs to a barrier or a simd operation. It continues when all fibers of the threadgroup or
+// simdgroup have reached the same line. If no fiber can continue and some have not finished, the
+// control flow of the kernel diverges, and the launch fails with a message.
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -37,7 +37,7 @@ static void make_context(Context* context, uint8_t* stack, size_t size, void (*e
 }
 
 #else
-typedef void* Context;  // the stack pointer; everything else lies on the stack
+typedef void* Context;  // the stack pointer; all other state is on the stack
 extern "C" __attribute__((visibility("hidden"))) void mkx_switch(Context* from, Context* to);
 static void switch_context(Context* from, Context* to) { mkx_switch(from, to); }
 
@@ -65,7 +65,7 @@ mkx_switch:
 )");
 static void make_context(Context* context, uint8_t* stack, size_t size, void (*entry)()) {
   void** top = reinterpret_cast<void**>(stack + size - 64);
-  *--top = nullptr;  // where `entry` would return to, and its alignment
+  *--top = nullptr;  // return address of `entry`, and its alignment
   *--top = reinterpret_cast<void*>(entry);
   for (int i = 0; i < 6; ++i) *--top = nullptr;  // the registers popped first
   *context = top;
@@ -146,7 +146,7 @@ uint64_t random(uint64_t& state) {
   return state;
 }
 
-// One threadgroup at a time; stacks are kept for the next.
+// Runs one threadgroup at a time; the next one reuses the stacks.
 class Group {
  public:
   Group(Body body, const void* context, const Launch& how) : body_(body), context_(context), how_(how) {}
@@ -195,7 +195,7 @@ thread_local Group* group;
 
 void fiber_main() {
   group->enter(group->current);
-  abort();  // nobody switches to a finished fiber
+  abort();  // a finished fiber is never resumed
 }
 
 void Group::run(const Ids& first, uint64_t seed) {
@@ -344,8 +344,8 @@ Array* Group::array(int id, const char* name, size_t element_size, size_t size) 
   return &storage.array;
 }
 
-// What is noted of an access: barriers of the threadgroup passed, of the simdgroup (16 bits), and
-// the thread's index + 1 (16 bits). Reads by several threads of one epoch are noted as by MANY.
+// Record of an access: barriers passed by the threadgroup and by the simdgroup (16 bits), and the
+// index of the thread + 1 (16 bits). Reads by several threads in one epoch are recorded as MANY.
 constexpr uint64_t MANY = 0xffff;
 
 bool Group::clashes(uint64_t noted) const {

@@ -1,6 +1,6 @@
-// msl_shim.h - enough of the Metal shading language for clang's "C++ for OpenCL" front end to
-// parse a kernel: its address spaces are Metal's, checked, without a generic one, without double
-// and without a standard library. Declarations only: this type-checks and never runs.
+// msl_shim.h - declarations of the Metal shading language for clang's "C++ for OpenCL" front end.
+// Address spaces are checked as in Metal: no generic address space, no double, no standard
+// library. A kernel is parsed and type-checked with this header, and never runs.
 #pragma clang diagnostic ignored "-Wunknown-attributes"
 #pragma OPENCL EXTENSION cl_khr_fp16 : enable
 
@@ -27,7 +27,7 @@ typedef ulong size_t;
 typedef uint uint3 __attribute__((ext_vector_type(3)));
 typedef float float4 __attribute__((ext_vector_type(4)));
 typedef half float16_t;
-// clang converts a float to it implicitly and Metal does not: mkx_host.h checks that.
+// clang converts a float implicitly, Metal does not: mkx_host.h checks such conversions.
 typedef __bf16 bfloat16_t;
 
 template <typename To, typename From>
