@@ -7,8 +7,8 @@ import functools
 import mlx.core as mx
 
 from ..contract.forward import RopeSpec
-from ..metal.runtime.fusion import fused
 from ..metal.attention.heads import Turns
+from ..metal.runtime.fusion import fused
 from .rope_config import base_frequencies
 
 

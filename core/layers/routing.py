@@ -9,7 +9,7 @@ from typing import Literal
 import attrs
 import mlx.core as mx
 
-from ..metal.fusion import fused
+from ..metal.runtime.fusion import fused
 
 
 @attrs.frozen

@@ -10,7 +10,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..contract.cache_spec import CacheLayout, Uncached
-from ..contract.forward import ForwardContext, RopeSpec, ScanStep
+from ..contract.forward import ForwardContext, RopeSpec, ScanStep, Scoring
 from ..contract.heads import Projected
 from ..families import Family
 from ..forward.flat_context import FlatContext
@@ -35,10 +35,10 @@ class RecordingContext:
         self.calls.append(layer)
         return self.inner.attend(layer, *args, **scoring)
 
-    def attend_projected(self, layer: int, projected: Projected, **scoring: Any) -> mx.array:
+    def attend_projected(self, layer: int, projected: Projected, scoring: Scoring) -> mx.array:
         """Take down and attend; see `ForwardContext.attend_projected`."""
         self.calls.append(layer)
-        return self.inner.attend_projected(layer, projected, **scoring)
+        return self.inner.attend_projected(layer, projected, scoring)
 
     def scan(self, layer: int, inputs: tuple[mx.array, ...], step: ScanStep) -> mx.array:
         """Take down and scan; see `ForwardContext.scan`."""

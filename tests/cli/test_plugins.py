@@ -52,5 +52,7 @@ def test_plugin_that_raises_when_asked(monkeypatch, error, fault):
     monkeypatch.setattr(plugins, "discover", lambda: Catalogue(families, ()))
     rows = {row.name: row.fault for row in plugin_rows()}
 
-    assert rows.pop("qwen3").startswith(fault)
+    found = rows.pop("qwen3")
+    assert found is not None
+    assert found.startswith(fault)
     assert set(rows.values()) <= {None}
