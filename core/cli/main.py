@@ -8,11 +8,11 @@ import click
 
 from ..errors import NeveError, RequestError, SettingsError
 from .bench import bench
-from .cache import cache
+from .cache.command import cache
 from .certify import certify
 from .chat import chat
-from .demo import demo
-from .doctor import doctor
+from .demo.command import demo
+from .doctor.command import doctor
 from .families import families
 from .generate import generate
 from .loaded import INTERRUPTED

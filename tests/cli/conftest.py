@@ -41,7 +41,8 @@ def run_loaded(run, model, monkeypatch):
     """Run a command on the session's model, whatever it names."""
 
     def invoke(command: str, *arguments: str, stdin: str | bytes | None = None):
-        monkeypatch.setattr(f"neve.cli.{command}.load_model", lambda *_: nullcontext(model))
+        module = main.commands[command].callback.__module__
+        monkeypatch.setattr(f"{module}.load_model", lambda *_: nullcontext(model))
         return run(command, *arguments, stdin=stdin)
 
     return invoke

@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import click
 
-from .cache_options import progress_bar
-from .options import settings_option, verbose_option
-from .prompt import check_system, messages, read_prompt
+from ..options import settings_option, verbose_option
+from ..prompt import check_system, messages, read_prompt
+from .options import progress_bar
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ..coldtier.inspection.explanation import Prefix
-    from ..coldtier.inspection.handle import ColdStoreHandle
-    from ..loading import Examined
-    from .options import F
+    from ...coldtier.inspection.explanation import Prefix
+    from ...coldtier.inspection.handle import ColdStoreHandle
+    from ...loading import Examined
+    from ..options import F
 
 
 def prompt_options(command: F) -> F:
@@ -71,14 +71,14 @@ def prefix_of(
     Raises:
         NeveError: As `neve.load`, and SaltTooLongError.
     """
-    from ..kvcache.block_identity import salt_domain
-    from ..metal.runtime import blas
+    from ...kvcache.block_identity import salt_domain
+    from ...metal.runtime import blas
 
     blas.preload()  # before MLX is imported
-    from ..checkpoint.digest_memory import DigestMemory
-    from ..coldtier.inspection.explanation import Prefix
-    from ..coldtier.objects.fingerprint import fingerprint
-    from ..loading import examine
+    from ...checkpoint.digest_memory import DigestMemory
+    from ...coldtier.inspection.explanation import Prefix
+    from ...coldtier.objects.fingerprint import fingerprint
+    from ...loading import examine
 
     salt, text = salt_domain(asked.salt), read_prompt(asked.prompt)
     examined = examine(model, **settings)

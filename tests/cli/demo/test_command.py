@@ -11,11 +11,11 @@ import pytest
 from rich.console import Console
 
 import neve
-from neve.cli import demo
-from neve.cli.demo import default_model
-from neve.cli.demo_restart import restart_act
+from neve.cli.demo import command as demo
+from neve.cli.demo.command import default_model
+from neve.cli.demo.restart import restart_act
 
-HYBRID = Path(__file__).parents[2] / "checkpoints" / "lfm2"
+HYBRID = Path(__file__).parents[3] / "checkpoints" / "lfm2"
 
 
 def test_default_model_is_found_without_importing_its_package(monkeypatch, tmp_path):
@@ -43,14 +43,14 @@ def test_missing_model_says_how_to_get_it(run, monkeypatch):
 @pytest.fixture
 def short_acts(monkeypatch):
     """Acts that show their name, number and title, and nothing else."""
-    acts = "neve.cli.demo_acts."
+    acts = "neve.cli.demo.acts."
     for name in ("stream_act", "prefix_act", "batch_act"):
         monkeypatch.setattr(acts + name, lambda _, out, name=name: out.print(name))
 
     def restart_act(info, out, **title):
         out.print("restart_act", info.family.name, *title.values())
 
-    monkeypatch.setattr("neve.cli.demo_restart.restart_act", restart_act)
+    monkeypatch.setattr("neve.cli.demo.restart.restart_act", restart_act)
 
 
 @pytest.mark.mlx

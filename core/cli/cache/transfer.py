@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import click
 
-from .cache_options import count_text, model_hint, open_store, size_text, store_options
-from .cache_prompt import Asked, prefix_of, prompt_options
-from .output import note, write_json
+from ..output import note, write_json
+from .options import count_text, model_hint, open_store, size_text, store_options
+from .prompt import Asked, prefix_of, prompt_options
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ..coldtier.inspection.handle import ColdStoreHandle
-    from ..coldtier.inspection.listing import ObjectEntry
-    from ..coldtier.objects.keys import ObjectName
+    from ...coldtier.inspection.handle import ColdStoreHandle
+    from ...coldtier.inspection.listing import ObjectEntry
+    from ...coldtier.objects.keys import ObjectName
 
 
 def _to_export(

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .cache_options import (
+from ..output import console, table, write_json
+from .options import (
     count_text,
     key_text,
     model_hint,
@@ -17,11 +18,10 @@ from .cache_options import (
     size_text,
     store_options,
 )
-from .output import console, table, write_json
 
 if TYPE_CHECKING:
-    from ..coldtier.inspection.handle import ColdStoreHandle
-    from ..coldtier.inspection.verification import UnsoundObject, Verification
+    from ...coldtier.inspection.handle import ColdStoreHandle
+    from ...coldtier.inspection.verification import UnsoundObject, Verification
 
 # -- verify --------------------------------------------------------------------------------
 

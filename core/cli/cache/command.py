@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..errors import NeveError
-from .cache_care import clear, prune, verify
-from .cache_explain import explain
-from .cache_options import (
+from ...errors import NeveError
+from ..output import console, table, write_json
+from .care import clear, prune, verify
+from .explain import explain
+from .options import (
     count_text,
     key_text,
     model_hint,
@@ -21,14 +22,13 @@ from .cache_options import (
     store_options,
     time_text,
 )
-from .cache_transfer import export, import_
-from .output import console, table, write_json
+from .transfer import export, import_
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ..coldtier.inspection.listing import Amount, ObjectEntry, StoreStats
-    from ..ids import Fingerprint
+    from ...coldtier.inspection.listing import Amount, ObjectEntry, StoreStats
+    from ...ids import Fingerprint
 
 _SHOWN = 20
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from neve.cli.checkpoint_checks import checkpoint_findings
+from neve.cli.doctor.checkpoint_checks import checkpoint_findings
 
 pytestmark = pytest.mark.mlx
 
-CHECKPOINTS = Path(__file__).parents[2] / "checkpoints"
+CHECKPOINTS = Path(__file__).parents[3] / "checkpoints"
 
 
 def details(name):

@@ -8,10 +8,10 @@ from collections.abc import Iterable
 import attrs
 import click
 
+from ..options import json_option
+from ..output import console, write_json
 from .checkpoint_checks import checkpoint_findings
 from .checks import Finding, all_findings
-from .options import json_option
-from .output import console, write_json
 
 _STYLES = {"ok": "green", "warning": "yellow", "broken": "bold red"}
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ..errors import NeveError
-from .cache_options import count_text, size_text
+from ...errors import NeveError
+from ..cache.options import count_text, size_text
 from .checks import Finding
 
 if TYPE_CHECKING:
-    from ..coldtier.admission.allowlist import PersistDecision
-    from ..engine.persistence import Subject
-    from ..loading import Examined
+    from ...coldtier.admission.allowlist import PersistDecision
+    from ...engine.persistence import Subject
+    from ...loading import Examined
 
 
 def checkpoint_findings(source: str) -> Iterator[Finding]:
@@ -21,7 +21,7 @@ def checkpoint_findings(source: str) -> Iterator[Finding]:
     Args:
         source: As in `neve.load`; a repository of the hub is downloaded.
     """
-    from ..loading import examine
+    from ...loading import examine
 
     try:
         examined = examine(source)
@@ -53,9 +53,9 @@ def _model(subject: Subject) -> str:
 
 def _groups(subject: Subject) -> Iterator[Finding]:
     """Yield a finding a cache group, then one for all layers that keep something else."""
-    from ..contract.cache_spec import Alias, Recurrent
-    from ..contract.layer_spec import DTYPE_BYTES
-    from ..kvcache.stats import group_kind
+    from ...contract.cache_spec import Alias, Recurrent
+    from ...contract.layer_spec import DTYPE_BYTES
+    from ...kvcache.stats import group_kind
 
     layout, itemsize = subject.layout, DTYPE_BYTES[subject.dtype]
     for group, spec in enumerate(layout.groups):
@@ -75,7 +75,7 @@ def _groups(subject: Subject) -> Iterator[Finding]:
 
 def _cost(subject: Subject, group: int, itemsize: int) -> str:
     """Return what a token or a row takes in a group."""
-    from ..kvcache.memory import Resident
+    from ...kvcache.memory import Resident
 
     layout, size = subject.layout, subject.block_size
     block_bytes = layout.block_bytes(group, size, itemsize)
@@ -91,7 +91,7 @@ def _cost(subject: Subject, group: int, itemsize: int) -> str:
 
 def _decision(examined: Examined) -> PersistDecision:
     """Return what `load` would decide."""
-    from ..engine.persistence import decide_persistence
+    from ...engine.persistence import decide_persistence
 
     subject, settings = examined.subject, examined.settings
     paged = settings.cache.use_block_paged_cache

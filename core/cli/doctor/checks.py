@@ -15,10 +15,10 @@ from typing import Literal
 
 import attrs
 
-from ..errors import SettingsError
-from ..metal.runtime import blas
-from ..settings import resolve
-from .plugins import plugin_rows
+from ...errors import SettingsError
+from ...metal.runtime import blas
+from ...settings import resolve
+from ..plugins import plugin_rows
 
 _LITTLE_SPACE_BYTES = 5 << 30
 GIB = 1 << 30
@@ -72,7 +72,7 @@ def _on_linux() -> bool:
 def _device() -> Finding:
     import mlx.core as mx
 
-    from ..metal.runtime import device
+    from ...metal.runtime import device
 
     info = mx.device_info()
     kind = "GPU" if device.is_gpu() else f"CPU with {os.cpu_count()} threads"
@@ -83,7 +83,7 @@ def _device() -> Finding:
 
 
 def _blas(report: blas.BlasReport) -> Finding:
-    from ..metal.runtime import device
+    from ...metal.runtime import device
 
     if device.is_gpu():
         return Finding("BLAS", "ok", report.reason)

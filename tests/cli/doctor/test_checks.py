@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from neve.cli import checks
-from neve.cli.checks import Finding, all_findings
+from neve.cli.doctor import checks
+from neve.cli.doctor.checks import Finding, all_findings
 from neve.cli.plugins import PluginRow
 from neve.metal.runtime.blas import BlasReport
 

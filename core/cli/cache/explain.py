@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import click
 
-from .cache_options import count_text, model_text, open_store, store_options
-from .cache_prompt import Asked, prefix_of, prompt_options
-from .output import console, table, write_json
+from ..output import console, table, write_json
+from .options import count_text, model_text, open_store, store_options
+from .prompt import Asked, prefix_of, prompt_options
 
 if TYPE_CHECKING:
-    from ..coldtier.inspection.explanation import Explanation, Prefix
+    from ...coldtier.inspection.explanation import Explanation, Prefix
 
 
 def _explanation_dict(prefix: Prefix, found: Explanation) -> dict[str, Any]:

@@ -12,12 +12,12 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from .demo_text import BATCH, FIRST_TASK, QUESTION, SECOND_TASK, SYSTEM_PROMPT
-from .output import heading, milliseconds, summary, table
+from ..output import heading, milliseconds, summary, table
+from .text import BATCH, FIRST_TASK, QUESTION, SECOND_TASK, SYSTEM_PROMPT
 
 if TYPE_CHECKING:
-    from ..engine.completion import Completion
-    from ..model import Model
+    from ...engine.completion import Completion
+    from ...model import Model
 
 _ANSWER_TOKENS = 96
 _TASK_TOKENS = 24

@@ -14,13 +14,13 @@ import attrs
 import click
 from rich.console import Console
 
-from ..certification import CASES, certify
-from ..coldtier.admission.allowlist import COLD_RESTORE_FAMILIES
-from .demo_text import FIRST_TASK, SECOND_TASK, SYSTEM_PROMPT
-from .output import heading, milliseconds, table
+from ...certification import CASES, certify
+from ...coldtier.admission.allowlist import COLD_RESTORE_FAMILIES
+from ..output import heading, milliseconds, table
+from .text import FIRST_TASK, SECOND_TASK, SYSTEM_PROMPT
 
 if TYPE_CHECKING:
-    from ..engine.core import ModelInfo
+    from ...engine.core import ModelInfo
 
 _TASK_TOKENS = "24"
 _BOUNDARIES = (

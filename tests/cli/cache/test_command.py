@@ -13,8 +13,8 @@ import click
 import pytest
 
 import neve
-from neve.cli.cache import cache
-from neve.cli.cache_options import parse_size, size_text, time_text
+from neve.cli.cache.command import cache
+from neve.cli.cache.options import parse_size, size_text, time_text
 from neve.coldtier.inspection.handle import ColdStoreHandle, cold_store
 from neve.coldtier.objects.format import KvGeometry, encode, encode_tokens, kv_layout
 from neve.coldtier.objects.header import ObjectLayout, TensorSpec

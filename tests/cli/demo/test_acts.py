@@ -7,8 +7,8 @@ import io
 import pytest
 from rich.console import Console
 
-from neve.cli.demo_acts import batch_act, prefix_act, stream_act
-from neve.cli.demo_text import BATCH, SYSTEM_PROMPT
+from neve.cli.demo.acts import batch_act, prefix_act, stream_act
+from neve.cli.demo.text import BATCH, SYSTEM_PROMPT
 
 pytestmark = pytest.mark.mlx
 

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from neve.cli import doctor
-from neve.cli.checks import Finding
+from neve.cli.doctor import command as doctor
+from neve.cli.doctor.checks import Finding
 
 pytestmark = pytest.mark.mlx
 

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from .options import F, json_option
+from ..options import F, json_option
 
 if TYPE_CHECKING:
-    from ..coldtier.inspection.handle import ColdStoreHandle
-    from ..ids import Fingerprint
+    from ...coldtier.inspection.handle import ColdStoreHandle
+    from ...ids import Fingerprint
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([kmgt]?)(i?)b?", re.IGNORECASE)
 _POWERS = ("", "k", "m", "g", "t")
@@ -50,7 +50,7 @@ def open_store(folder: str | None, *, create: bool = False) -> ColdStoreHandle:
     Raises:
         NeveError: As `neve.cold_store`.
     """
-    from ..coldtier.inspection.handle import cold_store
+    from ...coldtier.inspection.handle import cold_store
 
     return cold_store(folder, create=create)
 
@@ -58,7 +58,7 @@ def open_store(folder: str | None, *, create: bool = False) -> ColdStoreHandle:
 @contextmanager
 def model_hint() -> Generator[None]:
     """Turn an unknown fingerprint into wrong input."""
-    from ..errors import UnknownModelError
+    from ...errors import UnknownModelError
 
     try:
         yield

