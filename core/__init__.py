@@ -4,25 +4,24 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .errors import NeveError
-from .families import Catalogue
-from .families import discover as families
-from .settings import (
-    CacheSettings,
-    ColdSettings,
-    ModelSettings,
-    SchedulerSettings,
-    Settings,
-    TelemetrySettings,
-)
-
 if TYPE_CHECKING:
+    from .catalogue import Catalogue
+    from .catalogue import discover as families
     from .certification import certify
     from .coldtier.inspection.handle import ColdStoreHandle, cold_store
     from .engine.completion import Completion, Piece
     from .engine.handles import Handle
+    from .errors import NeveError
     from .loading import load
     from .model import Chat, Model
+    from .settings import (
+        CacheSettings,
+        ColdSettings,
+        ModelSettings,
+        SchedulerSettings,
+        Settings,
+        TelemetrySettings,
+    )
 
 __all__ = [
     "CacheSettings",
@@ -46,6 +45,17 @@ __all__ = [
 ]
 
 _HOMES = {
+    "CacheSettings": "settings",
+    "Catalogue": "catalogue",
+    "ColdSettings": "settings",
+    "ModelSettings": "settings",
+    "NeveError": "errors",
+    "SchedulerSettings": "settings",
+    "Settings": "settings",
+    "TelemetrySettings": "settings",
+    "families": "catalogue",
+}
+_HOMES_WITH_MLX = {
     "Chat": "model",
     "ColdStoreHandle": "coldtier.inspection.handle",
     "Completion": "engine.completion",
@@ -56,16 +66,25 @@ _HOMES = {
     "cold_store": "coldtier.inspection.handle",
     "load": "loading",
 }
+_NAMES_AT_HOME = {"families": "discover"}
 
 
 def __getattr__(name: str) -> Any:
-    """Import what needs MLX only when it is asked for, and set up what it finds there."""
-    if name not in _HOMES:
+    """Import a public name when it is asked for; before MLX is imported, set it up.
+
+    So the package itself costs next to nothing: the program's `main` is reached, and answers
+    Ctrl-C, before anything large is imported.
+    """
+    home = _HOMES.get(name) or _HOMES_WITH_MLX.get(name)
+    if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    from .metal.runtime import batching, blas
+    if name in _HOMES_WITH_MLX:
+        from .metal.runtime import batching, blas
 
-    blas.preload()
-    batching.widen()
-    return getattr(import_module(f".{_HOMES[name]}", __name__), name)
+        blas.preload()
+        batching.widen()
+    found = getattr(import_module(f".{home}", __name__), _NAMES_AT_HOME.get(name, name))
+    globals()[name] = found
+    return found

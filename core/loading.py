@@ -12,6 +12,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
+from .catalogue import discover
 from .checkpoint.checkpoint import Checkpoint, open_checkpoint
 from .checkpoint.identity import WeightIdentity
 from .checkpoint.resolve import resolve_checkpoint
@@ -26,7 +27,6 @@ from .engine.lanes import FlatLane, PagedLane
 from .engine.persistence import Subject, decide_persistence, open_cold
 from .engine.runner import Runner
 from .errors import ConfigError
-from .families import discover
 from .kvcache.block_allocator import BlockAllocator
 from .kvcache.coordinator import Coordinator
 from .kvcache.flat_coordinator import FlatCoordinator

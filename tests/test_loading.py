@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 import neve
+from neve.catalogue import Family
 from neve.contract.plan import ExecutionPlan
 from neve.errors import SettingsError
-from neve.families import Family
 
 pytestmark = pytest.mark.mlx
 

@@ -6,8 +6,8 @@ import logging
 
 import attrs
 
+from ..catalogue import Family, discover
 from ..errors import NeveError, PluginError
-from ..families import Family, discover
 from ..log import configure
 
 

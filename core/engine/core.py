@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
 
+from ..catalogue import Family
 from ..coldtier.admission.allowlist import PersistDecision
 from ..contract.plan import OutputProtocol
-from ..families import Family
 from ..scheduler.scheduler import Scheduler
 from ..settings import Settings
 from ..text.tokenizer import Tokenizer

@@ -14,9 +14,9 @@ import attrs
 import mlx.core as mx
 import mlx.nn as nn
 
+from ..catalogue import Family
 from ..contract.cache_spec import CacheLayout, Recurrent, RecurrentState
 from ..contract.forward import Segment, State, StepBatch, Wave
-from ..families import Family
 from ..forward.kernel_attention import KernelAttention, StepRows
 from ..forward.paged_context import PagedContext
 from ..forward.paged_step import PagedStep

@@ -8,6 +8,7 @@ from typing import Any
 
 import attrs
 
+from ..catalogue import Family
 from ..checkpoint.digest_memory import DigestMemory
 from ..checkpoint.identity import WeightIdentity
 from ..coldtier.admission.allowlist import PersistDecision, decide
@@ -28,7 +29,6 @@ from ..coldtier.transfer.capture import CaptureBudget
 from ..contract.cache_spec import CacheLayout
 from ..contract.sidecar import SidecarPolicy
 from ..errors import EvidenceError, StoreUnavailableError
-from ..families import Family
 from ..log import get_logger
 from ..scheduler.telemetry import SchedulerCounters
 from ..settings import ColdSettings

@@ -10,10 +10,10 @@ import attrs
 import mlx.core as mx
 import mlx.nn as nn
 
+from ..catalogue import Family
 from ..contract.cache_spec import CacheLayout
 from ..contract.forward import StepBatch
 from ..contract.wave import Wave
-from ..families import Family
 from ..forward.flat_context import FlatContext
 from ..forward.paged_context import PagedContext
 from ..forward.paged_step import PagedStep

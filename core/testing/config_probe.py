@@ -9,8 +9,8 @@ from typing import Any, TypeAlias
 
 import attrs
 
+from ..catalogue import Family
 from ..contract.errors import ConfigError, UnsupportedModelError
-from ..families import Family
 
 KeyPath: TypeAlias = tuple[str, ...]
 

@@ -9,10 +9,10 @@ import attrs
 import mlx.core as mx
 import mlx.nn as nn
 
+from ..catalogue import Family
 from ..contract.cache_spec import CacheLayout, Uncached
 from ..contract.forward import ForwardContext, RopeSpec, ScanStep, Scoring
 from ..contract.heads import Projected
-from ..families import Family
 from ..forward.flat_context import FlatContext
 from ..forward.step_batch import RowInput, build_step_batch
 from ..pools.flat_cache import FlatCache

@@ -6,18 +6,18 @@ import copy
 import subprocess
 import sys
 
+from ..catalogue import ENTRY_POINT_GROUP
 from ..contract.cache_spec import CacheLayout
 from ..contract.plan import HOOKSPEC_VERSION, ColdEligibility, ExecutionPlan, OutputProtocol
 from ..contract.sidecar import SidecarPolicy
 from ..errors import ConfigError
-from ..families import ENTRY_POINT_GROUP
 from . import config_probe as probe
 from .subject import Subject
 
 IMPORTS_MLX = f"""
 import sys
 from importlib.metadata import entry_points
-from neve.families import discover
+from neve.catalogue import discover
 for point in entry_points(group={ENTRY_POINT_GROUP!r}):
     before = "mlx.core" in sys.modules
     if sys.argv[1] in discover([point]).families:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from ..catalogue import Family, discover
 from ..checkpoint.checkpoint import Checkpoint, open_checkpoint
 from ..checkpoint.resolve import resolve_checkpoint
 from ..errors import CheckpointError, FamilyNotInstalledError
-from ..families import Family, discover
 from .golden import Goldens, read_goldens
 
 if TYPE_CHECKING:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import attrs
 import pytest
 
+from neve.catalogue import Catalogue, discover
 from neve.cli import plugins
 from neve.cli.plugins import plugin_rows
 from neve.contract.guard import guarded
 from neve.errors import ConfigError, HookMissingError
-from neve.families import Catalogue, discover
 
 
 def test_rows_say_what_a_family_is():

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
+from neve.catalogue import HOOK_NAMES
 from neve.contract.cache_spec import CacheLayout
 from neve.contract.errors import ConfigError
 from neve.contract.hooks import OPTIONAL_HOOKS, PROJECT, FamilyHooks
 from neve.contract.plan import ColdEligibility, ModelShape, OutputProtocol
-from neve.families import HOOK_NAMES
 
 SPECS: dict[str, Callable[..., Any]] = {
     name: getattr(FamilyHooks, name) for name in sorted(HOOK_NAMES)

@@ -12,9 +12,9 @@ import attrs
 import pytest
 
 import neve
+from neve.catalogue import Family
 from neve.contract.cache_spec import FullAttention, SlidingWindow, layer_routes
 from neve.engine.persistence import decide_persistence
-from neve.families import Family
 from neve.kvcache.block_table import blocks_for
 from neve.kvcache.stats import GroupStats
 from neve.loading import examine

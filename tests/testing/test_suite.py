@@ -10,10 +10,10 @@ import attrs
 import mlx.core as mx
 import pytest
 
+from neve.catalogue import Family
 from neve.checkpoint.config import read_config, size
 from neve.contract.cache_spec import FullAttention
 from neve.errors import CacheMisuseError, ConfigError, HookFailedError
-from neve.families import Family
 from neve.testing.computed_clauses import NUM_TOKENS
 from neve.testing.parity import one_by_one
 from neve.testing.subject import Subject

@@ -69,6 +69,6 @@ def demo(model: str | None, restart: str | None, settings: dict[str, Any]) -> No
 
 
 def _installed_families() -> str:
-    from ...families import discover
+    from ...catalogue import discover
 
     return ", ".join(sorted(discover().families))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from neve.catalogue import discover
 from neve.coldtier.admission import allowlist
 from neve.coldtier.admission.allowlist import (
     COLD_RESTORE_FAMILIES,
@@ -17,7 +18,6 @@ from neve.coldtier.admission.allowlist import (
 )
 from neve.coldtier.admission.evidence import EvidenceVerdict
 from neve.contract.plan import ColdEligibility
-from neve.families import discover
 
 PLUGINS = Path(__file__).parents[3] / "plugins"
 YES = ColdEligibility(True, "all state is in the blocks")

@@ -10,6 +10,14 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from neve.catalogue import (
+    ENTRY_POINT_GROUP,
+    HOOK_NAMES,
+    PLUGINS_VARIABLE,
+    Catalogue,
+    discover,
+    load_family,
+)
 from neve.contract.cache_spec import (
     FullAttention,
     RecurrentState,
@@ -37,14 +45,6 @@ from neve.errors import (
     PluginError,
     UnsupportedModelError,
     WeightError,
-)
-from neve.families import (
-    ENTRY_POINT_GROUP,
-    HOOK_NAMES,
-    PLUGINS_VARIABLE,
-    Catalogue,
-    discover,
-    load_family,
 )
 
 MakePlugin = Callable[..., ModuleType]
