@@ -16,6 +16,7 @@ from typing import Any
 
 import attrs
 
+from . import interrupts
 from .checkpoint.resolve import resolve_checkpoint
 from .coldtier.admission.evidence import Evidence, Figures, evidence_dir, write_evidence
 from .coldtier.stats import ColdCacheStats, ColdSidecarStats
@@ -163,7 +164,11 @@ def run_case(
         NeveError: The checkpoint cannot be loaded, or its caches cannot be written.
     """
     options = dict(settings or {})
-    with tempfile.TemporaryDirectory(prefix="neve-gate-") as folder:
+    # an interrupt may neither lose the folder nor fall into its removal
+    with (
+        interrupts.deferred(),
+        tempfile.TemporaryDirectory(prefix="neve-gate-") as folder,
+    ):
         store = Path(folder)
 
         def persistent() -> Model:
@@ -220,6 +225,11 @@ def certify(
         failures = reports[-1].failures()
         if failures:
             raise GateFailedError(reports[-1].restore.info.family.name, failures)
+    with interrupts.deferred():
+        return _write_evidence(reports)
+
+
+def _write_evidence(reports: Sequence[GateReport]) -> Path:
     info = reports[-1].restore.info
     evidence = Evidence(
         family=info.family.name,

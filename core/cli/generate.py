@@ -49,15 +49,10 @@ def _as_dict(completion: Completion) -> dict[str, Any]:
 
 
 def _run(handle: Handle, *, stream: bool, as_json: bool) -> None:
-    """Write the answer; Ctrl-C ends the request before it ends the program."""
-    try:
-        if stream and not as_json:
-            _stream(handle)
-        completion = handle.result()
-    except KeyboardInterrupt:
-        handle.cancel()
-        note("interrupted")
-        raise
+    """Write the answer."""
+    if stream and not as_json:
+        _stream(handle)
+    completion = handle.result()
     if as_json:
         write_json(_as_dict(completion))
         return

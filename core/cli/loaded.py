@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from .. import interrupts
 from .output import note, table
 
 if TYPE_CHECKING:
@@ -15,12 +16,13 @@ if TYPE_CHECKING:
     from ..kvcache.stats import GroupStats
     from ..model import Model
 
-INTERRUPTED = 130
-"""Exit code that a shell reports of a program that Ctrl-C ended."""
 
+@contextmanager
+def load_model(source: str, settings: Mapping[str, Any]) -> Generator[Model]:
+    """Load a model, and say so to whoever waits at a terminal; close it behind the block.
 
-def load_model(source: str, settings: Mapping[str, Any]) -> Model:
-    """Load a model, and say so to whoever waits at a terminal; Ctrl-C ends the program.
+    Ctrl-C ends the program at once while the model is loaded, since nothing is lost then, and
+    inside the block where the program waits for an answer.
 
     Raises:
         NeveError: As `neve.load`.
@@ -30,12 +32,9 @@ def load_model(source: str, settings: Mapping[str, Any]) -> Model:
 
     if sys.stderr.isatty():
         note(f"loading {source}")
-    try:
-        return load(source, **settings)
-    except KeyboardInterrupt:
-        note("interrupted")
-        # at once: the interpreter's own exit would abort under a thread that reads weights
-        os._exit(INTERRUPTED)
+    model = load(source, **settings)
+    with interrupts.deferred(), model:
+        yield model
 
 
 def describe(model: Model) -> str:

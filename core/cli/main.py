@@ -1,66 +1,45 @@
-"""The program `neve`."""
+"""The door of the program `neve`: Ctrl-C and the streams before anything large is imported.
+
+Exit codes: 0 done, 1 could not be done, 2 wrong input, 130 interrupted, 141 nobody reads on.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import sys
+from typing import NoReturn
 
-import click
-
-from ..errors import NeveError, RequestError, SettingsError
-from .bench import bench
-from .cache.command import cache
-from .certify import certify
-from .chat import chat
-from .demo.command import demo
-from .doctor.command import doctor
-from .families import families
-from .generate import generate
-from .loaded import INTERRUPTED
-from .options import verbose_option
-
-_NO_BACK_END = (
-    "MLX cannot be imported ({error}); on Linux it needs a back end: "
-    "pip install 'neve[cpu]' or 'neve[cuda]', then see `neve doctor`"
-)
+from .. import interrupts
+from . import streams
 
 
-class _WrongInputError(click.ClickException):
-    exit_code = 2
+def main() -> NoReturn:
+    """Run the command that the arguments name, and end the process with its exit code."""
+    interrupts.end_at_once("interrupted")
+    streams.secure()
+    try:
+        code = _run()
+        streams.flush()
+    except streams.OutputError as error:
+        streams.abandon()
+        code = error.exit_code
+        if error.sentence is not None:
+            sys.stderr.write(f"Error: {error.sentence}\n")
+    if code == interrupts.INTERRUPTED:
+        interrupts.exit_now()
+    interrupts.ignore()
+    sys.exit(code)
 
 
-class _Program(click.Group):
-    """A group whose commands end with a sentence where a library would raise."""
+def _run() -> int:
+    """Return the exit code of the command."""
+    from .program import program
 
-    def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; exit code 2 means wrong input, 1 that it could not be done."""
-        try:
-            return super().invoke(ctx)
-        except (SettingsError, RequestError) as error:
-            raise _WrongInputError(str(error)) from error
-        except NeveError as error:
-            raise click.ClickException(str(error)) from error
-        except ImportError as error:
-            if "mlx" not in f"{error.name} {error}":
-                raise
-            raise click.ClickException(_NO_BACK_END.format(error=error)) from error
-        except KeyboardInterrupt:
-            ctx.exit(INTERRUPTED)
-
-
-@click.group(cls=_Program, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="neve")
-@verbose_option
-def main() -> None:
-    """Run language models locally, and compute every prompt prefix once.
-
-    MODEL is a folder, a .gguf file, or a repository of the hub: org/name, or
-    org/name:file.gguf for one file of it.
-    """
-
-
-for _command in (generate, chat, demo, bench, families, cache, certify, doctor):
-    main.add_command(_command)
+    try:
+        program(prog_name="neve")
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    return 0
 
 
 if __name__ == "__main__":
-    main(prog_name="neve")
+    main()

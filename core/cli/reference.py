@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import click
 
-from .main import main
+from .program import program
 
 _WIDTH = 80
 _HEAD = "# The command line\n\nMade from the program's own help texts: `{command}`.\n"
@@ -15,9 +15,11 @@ COMMAND = "python -m neve.cli.reference > docs/cli.md"
 
 
 def _contexts() -> Iterator[click.Context]:
-    root = click.Context(main, info_name="neve", terminal_width=_WIDTH, **main.context_settings)
+    root = click.Context(
+        program, info_name="neve", terminal_width=_WIDTH, **program.context_settings
+    )
     yield root
-    yield from _below(root, main)
+    yield from _below(root, program)
 
 
 def _below(parent: click.Context, group: click.Group) -> Iterator[click.Context]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from .. import interrupts
 from ..errors import NeveError
 from .output import note, summary, write_piece
 from .reasoning import ReasoningStream
@@ -48,10 +49,11 @@ class Repl:
         self._interactive = sys.stdin.isatty() and sys.stdout.isatty()
 
     def run(self) -> None:
-        """Answer until the input ends, /exit, or two interruptions in a row.
+        """Answer until the input ends or says /exit.
 
         Raises:
             NeveError: A turn failed, and nobody is there to try another.
+            KeyboardInterrupt: Two interruptions in a row, or one where nobody is there.
         """
         self._enable_line_editing()
         interrupted = False
@@ -67,8 +69,8 @@ class Repl:
                     click.echo()
                 return
             except KeyboardInterrupt:
-                if interrupted:
-                    return
+                if interrupted or not self._interactive:
+                    raise
                 interrupted = True
                 note("\ninterrupted; Ctrl-C again leaves")
 
@@ -94,9 +96,11 @@ class Repl:
 
     def _read_line(self, prompt: str) -> str:
         if self._interactive:
-            return input(prompt)
+            with interrupts.allowed():
+                return input(prompt)
         try:
-            line = sys.stdin.readline()
+            with interrupts.allowed():
+                line = sys.stdin.readline()
         except UnicodeDecodeError as error:
             raise click.UsageError(f"stdin is not UTF-8: {error}") from error
         if not line:

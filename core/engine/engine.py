@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import mlx.core as mx
 
+from .. import interrupts
 from ..contract.prompt import Prompt, text_prompt
 from ..errors import EngineClosedError
 from ..ids import SHARED_DOMAIN, RequestId, SaltDomain
@@ -56,10 +57,13 @@ class Engine:
             target=self._main, args=(make_core, loaded), name="neve-engine", daemon=True
         )
         self._thread.start()
-        # waited for, or the program may end while the thread still drops its streams
-        if loaded.exception() is not None:
-            self._thread.join()
-        self.info = loaded.result()
+        try:
+            self.info = interrupts.result(loaded)
+        except BaseException:
+            # waited for, or the program may end while the thread still drops its streams, and
+            # a folder go while the thread still writes there
+            self.close()
+            raise
         _ENGINES.add(self)
 
     def _main(self, make_core: Callable[[], Core], loaded: Future[ModelInfo]) -> None:
@@ -139,7 +143,7 @@ class Engine:
         """
         call = Call(function)
         self._put(call)
-        return call.future.result()
+        return interrupts.result(call.future)
 
     def close(self) -> None:
         """End the loop and wait for it; running requests fail. Closing twice is harmless."""

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from concurrent.futures import Future
 from typing import Any
 
+from .. import interrupts
 from ..errors import RequestCancelledError
 from ..ids import RequestId
 from .completion import Completion, Piece
@@ -40,7 +41,7 @@ class Handle:
             RequestCancelledError: It was cancelled.
             NeveError: It failed.
         """
-        return self._future.result(timeout)
+        return interrupts.result(self._future, timeout)
 
     def cancel(self) -> None:
         """Stop the request at the next step; a finished one stays finished."""
@@ -60,7 +61,7 @@ class Handle:
         while True:
             with self._changed:
                 while len(self._pieces) == position and not self.done:
-                    self._changed.wait()
+                    interrupts.wait(self._changed)
                 new = self._pieces[position:]
             if not new:
                 self._future.result()

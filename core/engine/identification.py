@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 
+from .. import interrupts
 from ..checkpoint.digest_memory import DigestMemory
 from ..checkpoint.identity import WeightIdentity
 from ..coldtier.objects.fingerprint import FingerprintComponents, fingerprint
@@ -55,7 +56,7 @@ class Identification:
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Wait until it is known, or known not to be, for at most `timeout_s`."""
-        self._thread.join(timeout_s)
+        interrupts.join(self._thread, timeout_s)
 
     def close(self) -> None:
         """Give up."""

@@ -8,7 +8,7 @@ whose *absolute* symbols are the addresses of the loaded functions.
     [64, 232)  segments       whole file readable and writable · dynamic section · plain stack
     then       symbols · hash · names · dynamic section
 
-The addresses hold for one process, so the file is deleted after it is loaded.
+The addresses hold for one process, so the file has no name and ends with the process.
 Sources: the System V ABI, chapters 4 and 5. glibc since 2.28 does not relocate absolute
 symbols.
 """
@@ -20,6 +20,7 @@ import struct
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import IO
 
 _ELF64_LITTLE_ENDIAN = b"\x7fELF\x02\x01"
 _HEADER = struct.Struct("<16s2HI3QI6H")
@@ -31,6 +32,10 @@ _READ_WRITE = 6
 _PAGE = 0x10000  # the largest page of the machines that MLX runs on
 _GLOBAL_FUNCTION, _ABSOLUTE = 0x12, 0xFFF1
 _HASH, _NAMES, _SYMBOLS, _NAMES_SIZE, _SYMBOL_SIZE = 4, 5, 6, 10, 11
+
+_FILES: list[IO[bytes]] = []
+"""Unnamed files, open until the process ends. The dynamic linker identifies a library by its path,
+here the number of the open file, so a number must not be reused. A killed process leaves no file."""
 
 
 def expose(addresses: Mapping[str, int]) -> None:
@@ -45,11 +50,13 @@ def expose(addresses: Mapping[str, int]) -> None:
     """
     with Path("/proc/self/exe").open("rb") as program:
         image = build_image(addresses, program.read(_HEADER.size))
-    with tempfile.NamedTemporaryFile(prefix="neve-", suffix=".so") as file:
-        file.write(image)
-        file.flush()
-        _verify(ctypes.CDLL(file.name), addresses)
-        ctypes.CDLL(file.name, mode=ctypes.RTLD_GLOBAL)
+    file = tempfile.TemporaryFile()  # noqa: SIM115  stays open
+    _FILES.append(file)
+    file.write(image)
+    file.flush()
+    path = f"/proc/self/fd/{file.fileno()}"
+    _verify(ctypes.CDLL(path), addresses)
+    ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
 
 
 def _verify(library: ctypes.CDLL, addresses: Mapping[str, int]) -> None:

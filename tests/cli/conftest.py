@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 import neve
-from neve.cli.main import main
+from neve.cli.program import program
 
 CHECKPOINT = Path(__file__).parents[2] / "checkpoints" / "qwen3"
 
@@ -31,7 +31,7 @@ def run():
     """Run `neve` with arguments and stdin; stdout and stderr are kept apart."""
 
     def invoke(*arguments: str, stdin: str | bytes | None = None):
-        return CliRunner().invoke(main, arguments, input=stdin)
+        return CliRunner().invoke(program, arguments, input=stdin)
 
     return invoke
 
@@ -41,7 +41,7 @@ def run_loaded(run, model, monkeypatch):
     """Run a command on the session's model, whatever it names."""
 
     def invoke(command: str, *arguments: str, stdin: str | bytes | None = None):
-        module = main.commands[command].callback.__module__
+        module = program.commands[command].callback.__module__
         monkeypatch.setattr(f"{module}.load_model", lambda *_: nullcontext(model))
         return run(command, *arguments, stdin=stdin)
 

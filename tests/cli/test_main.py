@@ -8,7 +8,7 @@ import sys
 import click
 import pytest
 
-from neve.cli.main import main
+from neve.cli.program import program
 from neve.errors import CheckpointError, RequestError, SettingsError
 
 COMMANDS = ["bench", "cache", "certify", "chat", "demo", "doctor", "families", "generate"]
@@ -25,7 +25,7 @@ def test_help_names_every_command(run):
     done = run("--help")
 
     assert done.exit_code == 0
-    assert sorted(main.commands) == COMMANDS
+    assert sorted(program.commands) == COMMANDS
     assert all(f"\n  {name} " in done.stdout for name in COMMANDS)
     assert "..." not in done.stdout.partition("Commands:")[2]
 
@@ -33,7 +33,7 @@ def test_help_names_every_command(run):
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_and_option_explains_itself(name):
     """UX-2: no option is without a help text."""
-    options = [p for p in main.commands[name].params if isinstance(p, click.Option)]
+    options = [p for p in program.commands[name].params if isinstance(p, click.Option)]
 
     assert all(option.help for option in options)
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ... import interrupts
 from ..options import F, json_option
 
 if TYPE_CHECKING:
@@ -120,10 +121,14 @@ def progress_bar(label: str) -> Generator[Progress]:
     from rich.progress import Progress as Bar
 
     console = Console(stderr=True)
-    with Bar(console=console, transient=True, disable=not sys.stderr.isatty()) as bar:
+    with (
+        interrupts.deferred(),  # the bar has hidden the cursor
+        Bar(console=console, transient=True, disable=not sys.stderr.isatty()) as bar,
+    ):
         task = bar.add_task(label, total=None)
 
         def show(done: int, total: int) -> None:
             bar.update(task, completed=done, total=total)
+            interrupts.check()
 
         yield show

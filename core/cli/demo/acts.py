@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from ... import interrupts
 from ..output import heading, milliseconds, summary, table
 from .text import BATCH, FIRST_TASK, QUESTION, SECOND_TASK, SYSTEM_PROMPT
 
@@ -181,6 +182,7 @@ async def _at_once(model: Model, board: _Board) -> list[Completion]:
         handle = model.submit(_user(question), **_options("together", index))
         async for piece in handle:
             board.add(index, piece.text)
+            interrupts.check()
         return await handle
 
     return list(await asyncio.gather(*(follow(i, q) for i, q in enumerate(BATCH))))

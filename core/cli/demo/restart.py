@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ import attrs
 import click
 from rich.console import Console
 
+from ... import interrupts
 from ...certification import CASES, certify
 from ...coldtier.admission.allowlist import COLD_RESTORE_FAMILIES
 from ..output import heading, milliseconds, table
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from ...engine.core import ModelInfo
 
 _TASK_TOKENS = "24"
+_POLL_S = 0.1
 _BOUNDARIES = (
     "Some layers of this model need the state behind the blocks as well. It is kept at a few "
     "places of a prompt; the new process goes on from the last one before the prompts part."
@@ -67,7 +70,11 @@ def restart_act(
         title: Its title.
     """
     heading(out, number, title)
-    with tempfile.TemporaryDirectory(prefix="neve-demo-") as folder:
+    # an interrupt may neither lose the folder nor fall into its removal
+    with (
+        interrupts.deferred(),
+        tempfile.TemporaryDirectory(prefix="neve-demo-") as folder,
+    ):
         environment = _environment(info, Path(folder))
         _earn(info, Path(folder), out)
         first, second = (
@@ -131,11 +138,25 @@ def _earn(info: ModelInfo, folder: Path, out: Console) -> None:
 
 def _ask(source: str, task: str, environment: dict[str, str]) -> dict[str, Any]:
     """Answer in a process of its own."""
-    command = [sys.executable, "-m", "neve.cli.main", "generate", source, task, "--json"]
+    command = [sys.executable, "-m", "neve", "generate", source, task, "--json"]
     options = ["--chat", "--system", SYSTEM_PROMPT, "--max-tokens", _TASK_TOKENS]
-    done = subprocess.run(  # noqa: S603  this very program, with arguments of our own
-        [*command, *options], env=environment, capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        raise click.ClickException(f"the process that was to answer failed: {done.stderr}")
-    return json.loads(done.stdout)
+    pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(  # noqa: S603  this very program, with arguments of our own
+        [*command, *options], env=environment, **pipes
+    ) as process:
+        output, errors = _communicate(process)
+    if process.returncode:
+        raise click.ClickException(f"the process that was to answer failed: {errors}")
+    return json.loads(output)
+
+
+def _communicate(process: subprocess.Popen[str]) -> tuple[str, str]:
+    """Return what a process writes to its end; an interrupt ends it."""
+    try:
+        while True:
+            with suppress(subprocess.TimeoutExpired):
+                return process.communicate(timeout=_POLL_S)
+            interrupts.check()
+    except BaseException:
+        process.kill()
+        raise

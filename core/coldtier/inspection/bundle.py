@@ -20,6 +20,7 @@ from typing import BinaryIO
 
 import attrs
 
+from ... import interrupts
 from ...errors import BundleError, ObjectRejectedError
 from ..objects.format import verify_object
 from ..objects.keys import ObjectName
@@ -82,10 +83,12 @@ def export_objects(store: ColdStore, names: Sequence[ObjectName], path: Path) ->
     """
     num_objects = num_bytes = 0
     with (
+        interrupts.deferred(),
         _new_file(path) as file,
         tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as tar,
     ):
         for name in names:
+            interrupts.check()
             data = _sound_object(store, name)
             if data is not None:
                 member = tarfile.TarInfo(name.file_name)
@@ -140,7 +143,7 @@ def import_bundle(store: ColdStore, path: Path) -> ImportReport:
         BundleError: The file is no bundle, or an object in it is unsound.
         OSError: It cannot be read, or the store cannot be written.
     """
-    with path.open("rb") as file:
+    with interrupts.deferred(), path.open("rb") as file:
         members = _members(path, file)
         return _import(store, path, file, members)
 
@@ -153,6 +156,7 @@ def _import(
     outcomes: list[WriteOutcome] = []
     num_bytes, refusal = 0, None
     for depth, member in enumerate(members):
+        interrupts.check()
         data = _read_member(path, file, member, num_imported=len(outcomes))
         outcome = store.write(member.name, [data], stamp_ns - DEPTH_NS * depth)
         if outcome not in (WriteOutcome.WRITTEN, WriteOutcome.PRESENT):

@@ -1,0 +1,110 @@
+"""Standard streams that may be closed, broken or full: one rule for all commands.
+
+Stdout has the results. What cannot be written there fails the command, whichever it is; a
+reader that has gone away ends it without a word, as it ends other programs. Stderr has remarks,
+and a remark that nobody can read stops nothing. A closed stdin is an empty one.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import sys
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+BROKEN_PIPE = 141
+"""Exit code of a program whose reader went away, by the convention of shells: 128 + SIGPIPE."""
+
+FAILED = 1
+"""Exit code of a program that could not do what it was asked for."""
+
+
+class OutputError(Exception):
+    """Stdout cannot be written; no `OSError`, so that nobody takes it for another file's.
+
+    Attributes:
+        exit_code: What the program ends with.
+        sentence: What to say about it; None if there is nobody to say it to.
+    """
+
+    def __init__(self, error: OSError) -> None:
+        is_pipe = error.errno == errno.EPIPE
+        self.exit_code = BROKEN_PIPE if is_pipe else FAILED
+        why = "it is closed" if error.errno == errno.EBADF else error.strerror
+        self.sentence = None if is_pipe else f"stdout cannot be written: {why}"
+        super().__init__(self.sentence or "the reader of stdout went away")
+
+
+class _Results(io.FileIO):
+    """Stdout's descriptor."""
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            raise OutputError(error) from error
+
+
+class _Remarks(io.FileIO):
+    """Stderr's descriptor."""
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        try:
+            return super().write(data)
+        except OSError:
+            return memoryview(data).nbytes
+
+
+def secure() -> None:
+    """Make the three streams usable, whatever the process inherited.
+
+    A closed descriptor is given to the null device: otherwise the next file that is opened
+    would get its number, and what is meant for a stream would be written there.
+    """
+    for descriptor, mode in ((0, os.O_RDONLY), (1, os.O_RDONLY), (2, os.O_WRONLY)):
+        if not _is_open(descriptor):  # stdout's is read-only, so that writing there fails
+            null = os.open(os.devnull, mode)
+            assert null == descriptor, "the lowest free number is taken"
+    sys.stdin = sys.stdin or open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
+    sys.stdout = _text(_Results(1, "wb", closefd=False), sys.stdout)
+    sys.stderr = _text(_Remarks(2, "wb", closefd=False), sys.stderr)
+
+
+def flush() -> None:
+    """Write what stdout still holds.
+
+    Raises:
+        OutputError: It cannot be written.
+    """
+    sys.stdout.flush()
+
+
+def abandon() -> None:
+    """Drop what stdout still holds, so that the interpreter's exit does not try again."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 1)
+    os.close(null)
+
+
+def _is_open(descriptor: int) -> bool:
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        return False
+    return True
+
+
+def _text(raw: io.FileIO, old: TextIO | None) -> TextIO:
+    """Return a text stream over a descriptor, with the old one's ways if there is one."""
+    is_error = isinstance(raw, _Remarks)
+    return io.TextIOWrapper(
+        io.BufferedWriter(raw),
+        encoding=getattr(old, "encoding", None) or "utf-8",
+        errors=getattr(old, "errors", None) or ("backslashreplace" if is_error else "strict"),
+        line_buffering=getattr(old, "line_buffering", is_error),
+        write_through=getattr(old, "write_through", False),
+    )
