@@ -21,11 +21,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
-from concurrent.futures import wait as wait_for_futures
 from contextlib import suppress
 from types import FrameType, TracebackType
-from typing import NoReturn, Self, TypeVar
+from typing import TYPE_CHECKING, NoReturn, Self, TypeVar
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 T = TypeVar("T")
 
@@ -201,7 +202,9 @@ def result(future: Future[T], timeout_s: float | None = None) -> T:
     """
     if _current() is None:
         return future.result(timeout_s)
-    _poll(timeout_s, lambda seconds: bool(wait_for_futures([future], seconds).done))
+    from concurrent.futures import wait as wait_for  # a program's first import must be light
+
+    _poll(timeout_s, lambda seconds: bool(wait_for([future], seconds).done))
     return future.result(0)
 
 

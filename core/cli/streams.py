@@ -65,13 +65,18 @@ def secure() -> None:
     A closed descriptor is given to the null device: otherwise the next file that is opened
     would get its number, and what is meant for a stream would be written there.
     """
-    for descriptor, mode in ((0, os.O_RDONLY), (1, os.O_RDONLY), (2, os.O_WRONLY)):
-        if not _is_open(descriptor):  # stdout's is read-only, so that writing there fails
-            null = os.open(os.devnull, mode)
-            assert null == descriptor, "the lowest free number is taken"
-    sys.stdin = sys.stdin or open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
-    sys.stdout = _text(_Results(1, "wb", closefd=False), sys.stdout)
-    sys.stderr = _text(_Remarks(2, "wb", closefd=False), sys.stderr)
+    if sys.stdin is None:
+        sys.stdin = os.fdopen(_null(os.O_RDONLY), encoding="utf-8", closefd=False)
+    # read-only, so that writing there fails
+    results = 1 if sys.stdout is not None else _null(os.O_RDONLY)
+    remarks = 2 if sys.stderr is not None else _null(os.O_WRONLY)
+    sys.stdout = _text(_Results(results, "wb", closefd=False), sys.stdout)
+    sys.stderr = _text(_Remarks(remarks, "wb", closefd=False), sys.stderr)
+
+
+def _null(mode: int) -> int:
+    """Open the null device; it gets the lowest free number, that of the closed stream."""
+    return os.open(os.devnull, mode)
 
 
 def flush() -> None:
@@ -86,16 +91,8 @@ def flush() -> None:
 def abandon() -> None:
     """Drop what stdout still holds, so that the interpreter's exit does not try again."""
     null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, 1)
+    os.dup2(null, sys.stdout.fileno())
     os.close(null)
-
-
-def _is_open(descriptor: int) -> bool:
-    try:
-        os.fstat(descriptor)
-    except OSError:
-        return False
-    return True
 
 
 def _text(raw: io.FileIO, old: TextIO | None) -> TextIO:

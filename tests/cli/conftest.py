@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -11,6 +12,8 @@ from click.testing import CliRunner
 
 import neve
 from neve.cli.program import program
+
+from .processes import Folders
 
 CHECKPOINT = Path(__file__).parents[2] / "checkpoints" / "qwen3"
 
@@ -46,3 +49,18 @@ def run_loaded(run, model, monkeypatch):
         return run(command, *arguments, stdin=stdin)
 
     return invoke
+
+
+@pytest.fixture(scope="session")
+def filled(tmp_path_factory) -> Folders:
+    """A store with objects, to be copied by whoever runs a process on it."""
+    folders = Folders(tmp_path_factory.mktemp("filled"))
+    folders.fill()
+    return folders
+
+
+@pytest.fixture
+def fresh(filled, tmp_path):
+    """Return a new copy of those folders at every call."""
+    numbers = itertools.count()
+    return lambda: filled.copy(tmp_path / str(next(numbers)))

@@ -55,6 +55,21 @@ def test_module_runs_and_help_needs_no_mlx():
     assert done.stdout.startswith("Usage: neve [OPTIONS] COMMAND")
 
 
+def test_main_is_reached_before_anything_large_is_imported():
+    """UX-2: Ctrl-C is answered from `main` on, so whatever comes before has to be short."""
+    done = python("-c", "import sys, neve.cli.main; print(*sys.modules)")
+    large = {"asyncio", "attr", "cattrs", "click", "logging", "pluggy", "rich", "structlog"}
+
+    assert large.isdisjoint(done.stdout.split())
+
+
+def test_package_runs():
+    """UX-2: `python -m neve` is the program."""
+    done, same = python("-m", "neve", "families"), python("-m", "neve.cli.main", "families")
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, same.stdout, "")
+
+
 def test_version():
     """UX-2: the program says its version."""
     done = python("-m", "neve.cli.main", "--version")
