@@ -15,6 +15,7 @@ import mlx.core as mx
 
 import neve
 from neve.contract.cache_spec import FullAttention, uniform_layout
+from neve.contract.forward import ForwardOutput
 from neve.contract.prompt import text_prompt
 from neve.engine.cold import cold_stats
 from neve.engine.commands import Submit
@@ -48,9 +49,10 @@ class IdleFamily:
         self._logits = mx.zeros((ROWS, vocab_size))
         mx.eval(self._logits)
 
-    def forward(self, model: Any, batch: Any, context: Any) -> mx.array:
+    def forward(self, model: Any, batch: Any, context: Any) -> ForwardOutput:
         """Return constant logits `[R, V]`."""
-        return self._logits[: batch.logit_rows.shape[0]]
+        num_rows = batch.logit_rows.shape[0]
+        return ForwardOutput(self._logits[:num_rows] if num_rows else None)
 
 
 def _loop(context: int) -> Loop:

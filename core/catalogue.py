@@ -6,19 +6,22 @@ in the catalogue beside the families that work.
 
 from __future__ import annotations
 
-import inspect
+import hashlib
 import os
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import EntryPoint, entry_points
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import attrs
 import pluggy
 
-from .contract.guard import check_layout, check_logits, guarded
-from .contract.hooks import OPTIONAL_HOOKS, PROJECT, FamilyHooks
-from .contract.plan import HOOKSPEC_VERSION, ExecutionPlan, FamilyInfo, OutputProtocol
+from .contract.family import Family as Family
+from .contract.guard import guarded
+from .contract.hooks import HOOK_NAMES, OPTIONAL_HOOKS, PROJECT, FamilyHooks
+from .contract.plan import HOOKSPEC_VERSION, FamilyInfo
+from .contract.versions import changes_since
 from .errors import (
     FamilyNotInstalledError,
     HookMissingError,
@@ -28,78 +31,12 @@ from .errors import (
 )
 from .log import configure_if_unset, get_logger
 
-if TYPE_CHECKING:
-    import mlx.core as mx
-    import mlx.nn as nn
-
-    from .contract.cache_spec import CacheLayout
-    from .contract.forward import ForwardContext, StepBatch
-    from .contract.plan import ColdEligibility, ModelShape
-    from .contract.sidecar import SidecarPolicy
-    from .contract.weights import Weights
-
 ENTRY_POINT_GROUP = "neve.families"
 PLUGINS_VARIABLE = "NEVE_PLUGINS"
 """Comma-separated entry points to load; set but empty loads none; unset loads all."""
 
-HOOK_NAMES = frozenset(
-    name for name, _ in inspect.getmembers(FamilyHooks, inspect.isfunction) if name[0] != "_"
-)
-
-
-@attrs.frozen
-class Family:
-    """One plugin's answers, behind typed methods; see `contract.hooks` for what they mean.
-
-    Each raises `HookFailedError` for what `contract.guard` does not let pass.
-    """
-
-    info: FamilyInfo
-    version: str
-    _ask: Mapping[str, Callable[..., Any]] = attrs.field(repr=False)
-
-    @property
-    def name(self) -> str:
-        """The family's name."""
-        return self.info.name
-
-    def parse_config(self, raw: Mapping[str, Any]) -> Any:
-        """Return the family's frozen config."""
-        return self._ask["parse_config"](raw=raw)
-
-    def model_shape(self, config: Any) -> ModelShape:
-        """Return vocabulary, context and layer count."""
-        return self._ask["model_shape"](config=config)
-
-    def declare_cache_groups(self, config: Any) -> CacheLayout:
-        """Return the cache layout, which has one route a layer."""
-        layout = self._ask["declare_cache_groups"](config=config)
-        return check_layout(self.name, layout, self.model_shape(config))
-
-    def build_model(self, config: Any, weights: Weights) -> nn.Module:
-        """Return the model with its weights."""
-        return self._ask["build_model"](config=config, weights=weights)
-
-    def forward(self, model: nn.Module, batch: StepBatch, context: ForwardContext) -> mx.array:
-        """Return logits `[R, V]`."""
-        logits = self._ask["forward"](model=model, batch=batch, context=context)
-        return check_logits(self.name, logits, batch.logit_rows.shape[0])
-
-    def build_sidecar_policy(self, config: Any, dtype: str) -> SidecarPolicy | None:
-        """Return the sidecar policy of a compute dtype, None without one."""
-        return self._ask["build_sidecar_policy"](config=config, dtype=dtype)
-
-    def cold_restore_eligibility(self, config: Any | None = None) -> ColdEligibility:
-        """Return whether prefixes may come back from disk."""
-        return self._ask["cold_restore_eligibility"](config=config)
-
-    def execution_plan(self, config: Any) -> ExecutionPlan:
-        """Return the family's plan, the default one if it states none."""
-        return self._ask["execution_plan"](config=config) or ExecutionPlan()
-
-    def output_protocol(self, config: Any) -> OutputProtocol:
-        """Return the family's output protocol, an empty one if it states none."""
-        return self._ask["output_protocol"](config=config) or OutputProtocol()
+DEVELOPED_VARIABLE = "NEVE_DEVELOPED_PLUGINS"
+"""Comma-separated entry points whose source is being edited; see `_of_source`."""
 
 
 @attrs.frozen
@@ -131,9 +68,39 @@ class Catalogue:
         raise FamilyNotInstalledError(model_type, distribution, sorted(self.families))
 
 
+def _names_in(variable: str) -> set[str] | None:
+    """Return the entry points that a variable names, None if the variable is not set."""
+    names = os.environ.get(variable)
+    return None if names is None else {name.strip() for name in names.split(",")}
+
+
 def _wanted(point: EntryPoint) -> bool:
-    names = os.environ.get(PLUGINS_VARIABLE)
-    return names is None or point.name in {name.strip() for name in names.split(",")}
+    names = _names_in(PLUGINS_VARIABLE)
+    return names is None or point.name in names
+
+
+def _of_source(name: str, module: object, info: FamilyInfo) -> FamilyInfo:
+    """Return the info with a state version that changes with each edit of the plugin's source.
+
+    An editable install keeps its version while its code changes, so prefixes that older code
+    wrote would be restored. The digest covers all modules of the plugin's package.
+
+    Raises:
+        PluginError: The plugin is no module of a package in files.
+    """
+    source = getattr(module, "__file__", None)
+    if source is None:
+        raise PluginError(
+            name, f"{DEVELOPED_VARIABLE} needs a plugin in files", info.model_types
+        )
+    folder, digest = Path(source).parent, hashlib.sha256(str(info.state_version).encode())
+    for path in sorted(folder.rglob("*.py")):
+        digest.update(str(path.relative_to(folder)).encode() + b"\0")
+        digest.update(hashlib.sha256(path.read_bytes()).digest())
+    # few enough bytes to be exact in JSON
+    version = int.from_bytes(digest.digest()[:6])
+    get_logger("families").warning("families.plugin.developed", plugin=name, state=version)
+    return attrs.evolve(info, state_version=version)
 
 
 @contextmanager
@@ -170,28 +137,41 @@ def _ask_info(name: str, manager: pluggy.PluginManager) -> FamilyInfo:
     return answers[0]
 
 
-def _check_version(name: str, info: FamilyInfo) -> None:
-    if info.hookspec_version != HOOKSPEC_VERSION:
-        raise HookVersionError(
-            name,
-            f"it was written for hook specification {info.hookspec_version}, this neve has "
-            f"{HOOKSPEC_VERSION}: install matching versions of neve and {info.distribution}",
-            info.model_types,
-        )
+def _check_version(name: str, manager: pluggy.PluginManager, info: FamilyInfo) -> None:
+    if info.hookspec_version == HOOKSPEC_VERSION:
+        return
+    offered = {hook for hook in HOOK_NAMES if hasattr(manager.hook, hook)}
+    changes = changes_since(info.hookspec_version, offered)
+    todo = f"install matching versions of neve and {info.distribution}"
+    if changes is not None:
+        parts = [f"{hook}: {change}" for hook, change in changes.items()]
+        todo = f"{todo}, or change in the plugin: {'. '.join(parts)}"
+    raise HookVersionError(
+        name,
+        f"it was written for hook specification {info.hookspec_version}, this neve has "
+        f"{HOOKSPEC_VERSION}: {todo}",
+        info.model_types,
+        changes,
+    )
 
 
-def _check_hooks(name: str, manager: pluggy.PluginManager, info: FamilyInfo) -> None:
+def _check_hooks(
+    name: str, manager: pluggy.PluginManager, info: FamilyInfo
+) -> Mapping[str, Callable[..., Any]]:
+    """Return the hooks that the plugin has."""
     try:
         manager.add_hookspecs(FamilyHooks)
         manager.check_pending()
     except pluggy.PluginValidationError as error:
         sentence = " ".join(str(error).split())
         raise HookMissingError(name, sentence, info.model_types) from error
-    offered = {hook for hook in HOOK_NAMES if getattr(manager.hook, hook).get_hookimpls()}
-    missing = sorted(HOOK_NAMES - OPTIONAL_HOOKS - offered)
+    callers = {hook: getattr(manager.hook, hook) for hook in HOOK_NAMES}
+    offered = {hook: caller for hook, caller in callers.items() if caller.get_hookimpls()}
+    missing = sorted(HOOK_NAMES - OPTIONAL_HOOKS - offered.keys())
     if missing:
         reason = f"mandatory hooks are missing: {', '.join(missing)}"
         raise HookMissingError(name, reason, info.model_types)
+    return offered
 
 
 def load_family(name: str, module: object, version: str = "unknown") -> Family:
@@ -207,10 +187,11 @@ def load_family(name: str, module: object, version: str = "unknown") -> Family:
     """
     manager = _register(name, module)
     info = _ask_info(name, manager)
-    _check_version(name, info)
-    _check_hooks(name, manager, info)
-    hooks = {hook: getattr(manager.hook, hook) for hook in HOOK_NAMES}
+    _check_version(name, manager, info)
+    hooks = _check_hooks(name, manager, info)
     asked = {hook: guarded(info.name, hook, call) for hook, call in hooks.items()}
+    if name in (_names_in(DEVELOPED_VARIABLE) or ()):
+        info = _of_source(name, module, info)
     return Family(info, version, asked)
 
 

@@ -6,7 +6,7 @@ would be right. Each also derives from the builtin that a caller would expect.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -64,7 +64,21 @@ class HookMissingError(PluginError):
 
 
 class HookVersionError(PluginError):
-    """A plugin was written for another version of the hook specification."""
+    """A plugin was written for another version of the hook specification.
+
+    Attributes:
+        changes: Hook -> what has to be changed there; empty for a plugin that is newer.
+    """
+
+    def __init__(
+        self,
+        plugin: str,
+        reason: str,
+        model_types: Sequence[str] = (),
+        changes: Mapping[str, str] | None = None,
+    ) -> None:
+        self.changes = dict(changes or {})
+        super().__init__(plugin, reason, model_types)
 
 
 class FamilyNotInstalledError(NeveError, LookupError):

@@ -24,6 +24,7 @@ EVENTS = frozenset(
         "engine.model.identified",
         "engine.step.failed",
         "engine.store.unavailable",
+        "families.plugin.developed",
         "families.plugin.refused",
         "kvcache.growth.refused",
         "kvcache.pool.grown",

@@ -14,7 +14,7 @@ from pathlib import Path
 import attrs
 
 from neve.contract import cache_spec, forward, heads, plan, sidecar
-from neve.contract.hooks import OPTIONAL_HOOKS, FamilyHooks
+from neve.contract.hooks import OPTIONAL_HOOKS, OptionalHooks, RequiredHooks
 from neve.settings import CONFIG_KEYS, ENVIRONMENT, FIELD_ROOMS, ROOMS
 
 DOCS = Path(__file__).parent
@@ -41,6 +41,8 @@ _ANSWERS = (
     sidecar.SidecarTensor,
     plan.OutputProtocol,
     forward.StepBatch,
+    forward.Tap,
+    forward.ForwardOutput,
     forward.Segment,
     forward.RopeSpec,
     forward.Scoring,
@@ -128,7 +130,8 @@ def _hook_parts(function: Callable[..., object]) -> dict[str, str]:
 
 def _hooks() -> str:
     parts: list[str] = []
-    for name, function in vars(FamilyHooks).items():  # in the order of the class
+    # in the order of the classes
+    for name, function in (*vars(RequiredHooks).items(), *vars(OptionalHooks).items()):
         if name.startswith("_") or not inspect.isfunction(function):
             continue
         optional = " (optional)" if name in OPTIONAL_HOOKS else ""

@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.metadata import EntryPoint
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -11,21 +12,25 @@ import pytest
 from structlog.testing import capture_logs
 
 from neve.catalogue import (
+    DEVELOPED_VARIABLE,
     ENTRY_POINT_GROUP,
-    HOOK_NAMES,
     PLUGINS_VARIABLE,
     Catalogue,
     discover,
     load_family,
 )
+from neve.contract.hooks import HOOK_NAMES
 from neve.contract.cache_spec import (
+    CacheLayout,
     FullAttention,
     RecurrentState,
+    SlidingWindow,
     StateTensor,
     layer_routes,
     uniform_layout,
 )
-from neve.contract.hooks import OPTIONAL_HOOKS, hookimpl
+from neve.contract.forward import FINAL, ForwardOutput, Tap
+from neve.contract.hooks import HOOK_NAMES, OPTIONAL_HOOKS, hookimpl
 from neve.contract.plan import (
     HOOKSPEC_VERSION,
     ColdEligibility,
@@ -35,6 +40,7 @@ from neve.contract.plan import (
     OutputProtocol,
 )
 from neve.contract.sidecar import recurrent_policy
+from neve.contract.versions import CHANGES
 from neve.errors import (
     ConfigError,
     FamilyNotInstalledError,
@@ -46,6 +52,23 @@ from neve.errors import (
     UnsupportedModelError,
     WeightError,
 )
+
+
+def layout_of(specs: list[Any]) -> CacheLayout:
+    return layer_routes(specs)
+
+
+def config_of(num_layers: int) -> Any:
+    """Return a config with the names that the default `model_shape` reads."""
+    return SimpleNamespace(
+        vocab_size=10, max_position_embeddings=64, num_hidden_layers=num_layers
+    )
+
+
+def step_of(taps: Sequence[Tap]) -> Any:
+    """Return a step as far as the answer of `forward` is compared with one."""
+    return SimpleNamespace(taps=tuple(taps), logit_rows=SimpleNamespace(shape=(0,)))
+
 
 MakePlugin = Callable[..., ModuleType]
 MakePoint = Callable[..., EntryPoint]
@@ -69,7 +92,7 @@ def _functions(name: str, model_types: tuple[str, ...], version: int) -> dict[st
         "model_shape": lambda config: shape,
         "declare_cache_groups": lambda config: LAYOUT,
         "build_model": lambda config, weights: (config, weights),
-        "forward": lambda model, batch, context: (model, batch, context),
+        "forward": lambda model, batch, context: ForwardOutput(None),
         "cold_restore_eligibility": lambda config: eligibility,
     }
 
@@ -212,9 +235,9 @@ def test_all_missing_hooks_are_named_at_once(
     healthy: EntryPoint, make_plugin: MakePlugin, make_point: MakePoint
 ) -> None:
     """FW-3: an author need not find out one hook at a time."""
-    point = make_point(make_plugin(forward=None, build_model=None))
+    point = make_point(make_plugin(parse_config=None, build_model=None))
 
-    assert "build_model, forward" in refusal(discover([healthy, point])).reason
+    assert "build_model, parse_config" in refusal(discover([healthy, point])).reason
 
 
 @pytest.mark.parametrize("module", [None, 5, "text", ModuleType("empty")])
@@ -266,6 +289,31 @@ def test_another_hook_specification_is_refused(
     assert isinstance(error, HookVersionError)
     assert f"specification {version}" in error.reason
     assert "neve-fir" in error.reason
+    assert bool(error.changes) == (version < HOOKSPEC_VERSION)
+
+
+def test_an_older_plugin_is_told_what_to_change(
+    healthy: EntryPoint, make_plugin: MakePlugin, make_point: MakePoint
+) -> None:
+    """FW-3: hook by hook, of those that it has."""
+    plugin = make_plugin(version=1, model_shape=None)
+    error = refusal(discover([make_point(plugin), healthy]))
+
+    assert isinstance(error, HookVersionError)
+    assert set(error.changes) == {
+        "build_model",
+        "cold_restore_eligibility",
+        "family_info",
+        "forward",
+    }
+    assert "ForwardOutput(logits, hidden)" in error.changes["forward"]
+    assert all(f"{hook}: {text}" in error.reason for hook, text in error.changes.items())
+
+
+def test_every_version_says_what_it_changed() -> None:
+    """FW-3: no version of the specification comes without a list of changes."""
+    assert set(CHANGES) == set(range(2, HOOKSPEC_VERSION + 1))
+    assert all(hooks.keys() <= HOOK_NAMES for hooks in CHANGES.values())
 
 
 def test_the_version_is_looked_at_before_the_hooks(
@@ -369,10 +417,10 @@ def test_a_refused_plugin_answers_with_its_error(
     make_plugin: MakePlugin, make_point: MakePoint
 ) -> None:
     """FW-3: who needs the broken family is told why, not to install it."""
-    catalogue = discover([make_point(make_plugin(model_types=("larch",), forward=None))])
+    catalogue = discover([make_point(make_plugin(model_types=("larch",), build_model=None))])
 
     for asked in ("larch", "fir"):
-        with pytest.raises(HookMissingError, match="forward"):
+        with pytest.raises(HookMissingError, match="build_model"):
             catalogue.for_model_type(asked)
 
 
@@ -441,11 +489,94 @@ def test_refusals_are_logged(healthy: EntryPoint) -> None:
 
 def test_optional_hooks_have_defaults(make_plugin: MakePlugin) -> None:
     """FW-2: a family that leaves the optional hooks out is dense, paged and plain."""
-    family = load_family("fir", make_plugin())
+    layout = uniform_layout(FullAttention(1, 8), 3)
+    optional = dict.fromkeys(["forward", "model_shape", "cold_restore_eligibility"])
+    plugin = make_plugin(**optional, declare_cache_groups=lambda config: layout)
+    family = load_family("fir", plugin)
+    config = config_of(3)
 
     assert family.execution_plan(None) == ExecutionPlan()
     assert family.output_protocol(None) == OutputProtocol()
-    assert family.build_sidecar_policy(None, "float32") is None
+    assert family.build_sidecar_policy(config, "float32") is None
+    assert family.model_shape(config) == ModelShape(10, 64, 3)
+    assert family.cold_restore_eligibility(config).eligible
+    assert family.cold_restore_eligibility(None).eligible
+    answer, step = ForwardOutput(None), step_of(())
+    assert family.forward(lambda *step: step and answer, step, None) is answer
+
+
+SLIDING, STATE = SlidingWindow(4, 1, 8), RecurrentState([StateTensor("sum", (2,))])
+
+
+@pytest.mark.parametrize(
+    ("specs", "group"),
+    [
+        ([SLIDING, FullAttention(1, 8)], "sliding_window"),
+        ([STATE, FullAttention(1, 8)], "ssm_state"),
+    ],
+)
+def test_what_a_layout_keeps_outside_its_blocks_has_a_sidecar(
+    specs: list[Any], group: str, make_plugin: MakePlugin
+) -> None:
+    """FW-2, SD-3: the default policy and the default eligibility follow the cache layout."""
+    plugin = make_plugin(
+        cold_restore_eligibility=None,
+        model_shape=None,
+        declare_cache_groups=lambda config: layout_of(specs),
+    )
+    family = load_family("fir", plugin)
+    policy = family.build_sidecar_policy(config_of(2), "float32")
+
+    assert policy is not None
+    assert policy.group == group
+    assert family.cold_restore_eligibility(config_of(2)).eligible
+
+
+@pytest.mark.parametrize("specs", [[SLIDING, STATE], [SLIDING, SlidingWindow(5, 1, 8)]])
+def test_what_no_sidecar_holds_is_not_restored(
+    specs: list[Any], make_plugin: MakePlugin
+) -> None:
+    """FW-2, SD-3: by default a layout of several kinds of state says no to the cold tier."""
+    plugin = make_plugin(
+        cold_restore_eligibility=None,
+        model_shape=None,
+        declare_cache_groups=lambda config: layout_of(specs),
+    )
+    family = load_family("fir", plugin)
+    answer = family.cold_restore_eligibility(config_of(2))
+
+    assert family.build_sidecar_policy(config_of(2), "float32") is None
+    assert not answer.eligible
+    assert "sidecar" in answer.reason
+
+
+def test_a_config_without_sizes_needs_the_hook(make_plugin: MakePlugin) -> None:
+    """FW-2: the error names the hook that was left out, and what the config lacks."""
+    family = load_family("fir", make_plugin(model_shape=None))
+
+    with pytest.raises(HookMissingError, match=r"model_shape.*vocab_size"):
+        family.model_shape(SimpleNamespace(max_position_embeddings=64))
+
+
+@pytest.mark.parametrize("answer", [None, "logits", (1, 2)])
+def test_forward_returns_a_forward_output(answer: object, make_plugin: MakePlugin) -> None:
+    """FW-2: an answer of version 1 is an error that names the type."""
+    family = load_family("fir", make_plugin(forward=lambda model: answer))
+
+    with pytest.raises(PluginError, match=f"a ForwardOutput, got {type(answer).__name__}"):
+        family.forward(None, step_of(()), None)
+
+
+@pytest.mark.parametrize(("asked", "given"), [([Tap(1)], []), ([], [Tap(2)]), ([FINAL], [1])])
+def test_forward_returns_the_taps_that_were_asked_for(
+    asked: list[Tap], given: list[Any], make_plugin: MakePlugin
+) -> None:
+    """FW-2: a family without a tap is an error and no missing key in the engine."""
+    output = ForwardOutput(None, dict.fromkeys(given))
+    family = load_family("fir", make_plugin(forward=lambda model: output))
+
+    with pytest.raises(PluginError, match="hidden states of"):
+        family.forward(None, step_of(asked), None)
 
 
 GIVEN = ("tiny", "float32")
@@ -470,16 +601,16 @@ def test_optional_hooks_are_asked_if_offered(make_plugin: MakePlugin) -> None:
 
 def test_arguments_reach_the_hook_by_name(make_plugin: MakePlugin) -> None:
     """FW-2: a hook gets what it asks for, in whatever order, and may leave arguments out."""
+    asked: list[Any] = []
     shape = ModelShape(7, 64, 1)
     plugin = make_plugin(
-        forward=lambda context, model: model if context == "context" else None,
+        forward=lambda context, model: asked.append((model, context)) or ForwardOutput(None),
         model_shape=lambda: shape,
     )
     family: Any = load_family("fir", plugin)
-    logits = SimpleNamespace(shape=(2, 7), ndim=2)
-    batch = SimpleNamespace(logit_rows=SimpleNamespace(shape=(2,)))
+    family.forward("model", step_of(()), "context")
 
-    assert family.forward(logits, batch, "context") is logits
+    assert asked == [("model", "context")]
     assert family.model_shape("config") is shape
     assert family.parse_config({"a": 1}) == ("fir", {"a": 1})
     assert family.build_model("config", "weights") == ("config", "weights")
@@ -603,11 +734,57 @@ def test_a_layout_of_other_layers_is_refused_at_load(
 @pytest.mark.parametrize("shape", [(3, 10), (10,), (1, 2, 10)])
 def test_logits_of_other_rows_are_refused(shape: Any, make_plugin: MakePlugin) -> None:
     """FW-3: logits of every token of a slice would be sampled from at the wrong row."""
-    logits = SimpleNamespace(shape=shape, ndim=len(shape))
-    plugin = make_plugin(forward=lambda model, batch, context: logits)
+    logits: Any = SimpleNamespace(shape=shape, ndim=len(shape))
+    output = ForwardOutput(logits)
+    plugin = make_plugin(forward=lambda model, batch, context: output)
     family = load_family("fir", plugin)
     batch: Any = SimpleNamespace(logit_rows=SimpleNamespace(shape=(2,)))
     model: Any = None
 
     with pytest.raises(HookFailedError, match=r"forward must return logits \[2, vocab"):
         family.forward(model, batch, model)
+
+
+@pytest.fixture
+def source(tmp_path: Path, make_plugin: MakePlugin) -> ModuleType:
+    """A plugin in a package of two files."""
+    module = make_plugin()
+    module.__file__ = str(tmp_path / "plugin.py")
+    for name in ("plugin.py", "model.py"):
+        (tmp_path / name).write_text(f"# {name}", encoding="utf-8")
+    return module
+
+
+def test_an_edited_plugin_has_another_state_version(
+    source: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CT-2: under development, what older code wrote to disk is not found."""
+    monkeypatch.setenv(DEVELOPED_VARIABLE, "elm, fir")
+    before, again = (load_family("fir", source).info.state_version for _ in range(2))
+    (tmp_path / "model.py").write_text("# a mended rotary embedding", encoding="utf-8")
+    after = load_family("fir", source).info.state_version
+
+    assert before == again
+    assert before != after
+    assert 0 <= after < 2**53
+
+
+@pytest.mark.parametrize("named", [None, "", "elm"])
+def test_other_plugins_keep_their_state_version(
+    named: str | None, source: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CT-2: users keep their prefixes."""
+    monkeypatch.delenv(DEVELOPED_VARIABLE, raising=False)
+    if named is not None:
+        monkeypatch.setenv(DEVELOPED_VARIABLE, named)
+
+    assert load_family("fir", source).info.state_version == 1
+
+
+def test_a_plugin_without_files_cannot_be_digested(
+    make_plugin: MakePlugin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CT-2: the switch says so and changes nothing in silence."""
+    monkeypatch.setenv(DEVELOPED_VARIABLE, "fir")
+    with pytest.raises(PluginError, match=DEVELOPED_VARIABLE):
+        load_family("fir", make_plugin())

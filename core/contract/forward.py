@@ -7,7 +7,8 @@ behind the context is none of its business.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Protocol, TypeAlias
 
 import attrs
@@ -34,6 +35,22 @@ class Segment:
     position: int
 
 
+@attrs.frozen
+class Tap:
+    """A place in a model at which hidden states may be read.
+
+    Attributes:
+        layer: Index of the layer whose output is read: the residual stream behind the layer.
+            None for the hidden states that enter the head, after the model's last norm.
+    """
+
+    layer: int | None
+
+
+FINAL = Tap(None)
+"""The tap of the hidden states that enter the head."""
+
+
 @attrs.frozen(eq=False)
 class StepBatch:
     """The tokens of one step.
@@ -46,6 +63,14 @@ class StepBatch:
             token, rows that verify k drafts have 1 + k.
         logit_rows: Indices `[R]`, int32 and strictly ascending, of the tokens whose logits are
             wanted.
+        taps: Places whose hidden states are wanted; empty in most steps.
+        hidden_rows: Indices `[H]`, int32 and strictly ascending, of the tokens whose hidden
+            states are wanted; None without taps.
+        rope_positions: Rotary positions `[A, T]`, int32, of one axis or three, where they
+            differ from the cache's `positions`; None where they are equal.
+
+    Raises:
+        ValueError: Taps without rows, or rotary positions of another shape.
     """
 
     ids: mx.array
@@ -53,6 +78,24 @@ class StepBatch:
     segments: tuple[Segment, ...]
     waves: tuple[Wave, ...]
     logit_rows: mx.array
+    taps: tuple[Tap, ...] = ()
+    hidden_rows: mx.array | None = None
+    rope_positions: mx.array | None = None
+
+    def __attrs_post_init__(self) -> None:
+        if bool(self.taps) != (self.hidden_rows is not None):
+            raise ValueError("taps and hidden_rows must be given together")
+        rope, num_tokens = self.rope_positions, self.ids.shape[0]
+        if rope is not None and rope.shape not in ((1, num_tokens), (3, num_tokens)):
+            raise ValueError(
+                f"rope_positions must be [1, {num_tokens}] or [3, {num_tokens}], "
+                f"got {list(rope.shape)}"
+            )
+
+    @property
+    def rotary(self) -> mx.array:
+        """Positions by which heads are rotated, `[T]` or `[A, T]`."""
+        return self.positions if self.rope_positions is None else self.rope_positions
 
     @property
     def num_decode_rows(self) -> int:
@@ -64,6 +107,23 @@ class StepBatch:
     def num_wave_rows(self) -> int:
         """How many of the segments belong to a wave."""
         return sum(wave.num_rows for wave in self.waves)
+
+
+_NOTHING: Mapping[Tap, mx.array] = MappingProxyType({})
+
+
+@attrs.frozen(eq=False)
+class ForwardOutput:
+    """What a family's `forward` returns.
+
+    Attributes:
+        logits: Logits `[R, vocab_size]` of `StepBatch.logit_rows`; None if no row wants any.
+        hidden: Hidden states `[H, D]` of `StepBatch.hidden_rows` at each of `StepBatch.taps`,
+            in the compute dtype; empty without taps.
+    """
+
+    logits: mx.array | None
+    hidden: Mapping[Tap, mx.array] = _NOTHING
 
 
 State: TypeAlias = tuple[mx.array, ...]
@@ -155,5 +215,5 @@ class ForwardContext(Protocol):
         ...
 
     def rope(self, x: mx.array, spec: RopeSpec) -> mx.array:
-        """Rotate `x [T, H, D]` at the step's positions; same shape and dtype."""
+        """Rotate `x [T, H, D]` at the step's rotary positions; same shape and dtype."""
         ...

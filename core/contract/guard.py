@@ -13,6 +13,8 @@ from .sidecar import SidecarPolicy
 if TYPE_CHECKING:
     import mlx.core as mx
 
+    from .forward import ForwardOutput, StepBatch
+
 ANSWERS: Mapping[str, tuple[type, ...]] = {
     "model_shape": (ModelShape,),
     "declare_cache_groups": (CacheLayout,),
@@ -77,18 +79,35 @@ def check_layout(family: str, layout: CacheLayout, shape: ModelShape) -> CacheLa
     return layout
 
 
-def check_logits(family: str, logits: mx.array, num_rows: int) -> mx.array:
-    """Return logits that have one row for each row that wants some.
+def check_output(family: str, output: object, batch: StepBatch) -> ForwardOutput:
+    """Return the answer of `forward` if it has what the step wants.
 
     Rows of other tokens would be sampled from without notice: the sampler takes the first.
 
     Raises:
-        HookFailedError: The shape is not `[num_rows, V]`.
+        HookFailedError: It is no `ForwardOutput`, its logits have another shape than
+            `[R, V]`, or its hidden states are of other taps.
     """
-    if logits.ndim != 2 or logits.shape[0] != num_rows:
-        reason = (
-            f"must return logits [{num_rows}, vocab_size], a row for each of "
-            f"batch.logit_rows, got {list(logits.shape)}"
-        )
+    from .forward import ForwardOutput
+
+    if not isinstance(output, ForwardOutput):
+        reason = f"must return a ForwardOutput, got {type(output).__name__}"
         raise HookFailedError(family, "forward", reason)
-    return logits
+    _check_logits(family, output.logits, batch.logit_rows.shape[0])
+    if (batch.taps or output.hidden) and output.hidden.keys() != {*batch.taps}:
+        found, wanted = (
+            ", ".join(map(str, taps)) or "no tap" for taps in (output.hidden, batch.taps)
+        )
+        reason = f"must return hidden states of {wanted}, got {found}"
+        raise HookFailedError(family, "forward", reason)
+    return output
+
+
+def _check_logits(family: str, logits: mx.array | None, num_rows: int) -> None:
+    if logits is None and num_rows == 0:
+        return
+    if logits is None or logits.ndim != 2 or logits.shape[0] != num_rows:
+        right = "None" if num_rows == 0 else f"[{num_rows}, vocab_size]"
+        found = None if logits is None else list(logits.shape)
+        reason = f"must return logits {right}, a row for each of batch.logit_rows, got {found}"
+        raise HookFailedError(family, "forward", reason)

@@ -20,6 +20,9 @@ class RopeSpec:
         inv_freq: Angular frequencies `[dims/2]` in radians a token, when a scaling rule
             changed them; None means `theta ** (-2i / dims)`.
         scale: Factor on the rotated elements (the attention factor of YaRN).
+        axes: Axis of the rotary positions by which each pair is rotated, `[dims/2]` of 0, 1
+            and 2; None means the first axis for all. Where a step's positions have one axis,
+            all pairs are rotated by it.
     """
 
     dims: int
@@ -27,6 +30,12 @@ class RopeSpec:
     interleaved: bool = False
     inv_freq: tuple[float, ...] | None = None
     scale: float = 1.0
+    axes: tuple[int, ...] | None = None
+
+    def __attrs_post_init__(self) -> None:
+        axes, num_pairs = self.axes, self.dims // 2
+        if axes is not None and (len(axes) != num_pairs or not {*axes} <= {0, 1, 2}):
+            raise ValueError(f"axes must be {num_pairs} of the axes 0, 1 and 2, got {axes}")
 
 
 @attrs.frozen(eq=False)

@@ -9,6 +9,7 @@ clause of the conformance suite checks it.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -19,22 +20,18 @@ from .plan import ColdEligibility, ExecutionPlan, FamilyInfo, ModelShape, Output
 from .sidecar import SidecarPolicy
 
 if TYPE_CHECKING:
-    import mlx.core as mx
     import mlx.nn as nn
 
-    from .forward import ForwardContext, StepBatch
+    from .forward import ForwardContext, ForwardOutput, StepBatch
     from .weights import Weights
 
 PROJECT = "neve"
 hookspec = pluggy.HookspecMarker(PROJECT)
 hookimpl = pluggy.HookimplMarker(PROJECT)
 
-OPTIONAL_HOOKS = frozenset({"build_sidecar_policy", "execution_plan", "output_protocol"})
-"""Hooks that a family may leave out; the defaults stand in `families.Family`."""
 
-
-class FamilyHooks(Protocol):
-    """What a family's module answers."""
+class RequiredHooks(Protocol):
+    """What every family's module answers."""
 
     @hookspec(firstresult=True)
     def family_info(self) -> FamilyInfo:
@@ -56,17 +53,6 @@ class FamilyHooks(Protocol):
         Raises `ConfigError` with the key's path, `UnsupportedModelError` for a variant that
         the family does not implement.
         Suite: `test_config_round_trip`.
-        """
-        ...
-
-    @hookspec(firstresult=True)
-    def model_shape(self, config: Any) -> ModelShape:
-        """State vocabulary, context and layer count.
-
-        Asked at load, on the loading thread.
-        Counts; the context in tokens.
-        Must not raise.
-        Suite: `test_layout`.
         """
         ...
 
@@ -93,14 +79,34 @@ class FamilyHooks(Protocol):
         """
         ...
 
-    @hookspec(firstresult=True)
-    def forward(self, model: nn.Module, batch: StepBatch, context: ForwardContext) -> mx.array:
-        """Compute the logits of the rows that want them.
 
-        Asked once a step, on the engine thread; must not wait for the device.
-        ids `[T]` int32 in, logits `[R, vocab_size]` out, `R = len(batch.logit_rows)`.
-        Must not raise; a raise ends the step and fails its turns.
-        Suite: `test_paged_equals_flat`, `test_batched_equals_serial`.
+class OptionalHooks(Protocol):
+    """What a family answers where `contract.defaults` does not fit."""
+
+    @hookspec(firstresult=True)
+    def model_shape(self, config: Any) -> ModelShape:
+        """State vocabulary, context and layer count.
+
+        Asked at load, on the loading thread; if left out, `vocab_size`,
+        `max_position_embeddings` and `num_hidden_layers` of the config count.
+        Counts; the context in tokens.
+        Must not raise.
+        Suite: `test_layout`.
+        """
+        ...
+
+    @hookspec(firstresult=True)
+    def forward(
+        self, model: nn.Module, batch: StepBatch, context: ForwardContext
+    ) -> ForwardOutput:
+        """Compute the logits of the rows that want them, and the hidden states asked for.
+
+        Asked once a step, on the engine thread; must not wait for the device; if left out, the
+        answer is `model(batch, context)`.
+        ids `[T]` int32 in; logits `[R, vocab_size]` out, `R = len(batch.logit_rows)`, None
+        for `R = 0`; hidden states `[H, D]` of `batch.hidden_rows` for each of `batch.taps`.
+        Must not raise; a raise ends the step and fails its requests.
+        Suite: `test_paged_equals_flat`, `test_batched_equals_serial`, `test_taps`.
         """
         ...
 
@@ -109,7 +115,8 @@ class FamilyHooks(Protocol):
         """State which state outside the pools must be restored with a prefix.
 
         Asked at load when the cold tier is on, on the loading thread; by `neve certify`,
-        `neve cache` and the suite on any thread.
+        `neve cache` and the suite on any thread; if left out, the windows and the states of
+        the cache layout count.
         Geometry in elements; None for a family that keeps nothing outside its blocks.
         Must not raise.
         Suite: `test_cold_restore_statement`.
@@ -121,7 +128,8 @@ class FamilyHooks(Protocol):
         """Say whether a prefix of this family may come back from disk.
 
         Asked with None when families are listed, with a config at load and by the suite; on
-        any thread.
+        any thread; if left out, the answer is yes where one sidecar can hold what the cache
+        layout keeps outside its blocks.
         No shapes.
         Must not raise.
         Suite: `test_cold_restore_statement`, `test_restored_equals_computed`.
@@ -149,3 +157,18 @@ class FamilyHooks(Protocol):
         Suite: `test_info`.
         """
         ...
+
+
+class FamilyHooks(RequiredHooks, OptionalHooks, Protocol):
+    """All hooks."""
+
+
+def hook_names(hooks: type) -> frozenset[str]:
+    """Return the names of the hooks that a class specifies."""
+    return frozenset(
+        name for name, _ in inspect.getmembers(hooks, inspect.isfunction) if name[0] != "_"
+    )
+
+
+HOOK_NAMES = hook_names(FamilyHooks)
+OPTIONAL_HOOKS = hook_names(OptionalHooks)

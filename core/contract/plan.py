@@ -7,7 +7,7 @@ from typing import Literal
 
 import attrs
 
-HOOKSPEC_VERSION = 1
+HOOKSPEC_VERSION = 2
 """Version of the hook specification; a plugin states the one it was written for."""
 
 

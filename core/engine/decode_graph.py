@@ -72,7 +72,7 @@ class DecodeGraph:
         ]
         self._run = mx.compile(self._trace)
         self._works = True
-        self._dispatched: dict[tuple[int, int], dict[str, int]] = {}
+        self._dispatched: dict[tuple[int, ...], dict[str, int]] = {}
         self._log = get_logger("engine")
 
     def __call__(self, batch: StepBatch, step: PagedStep) -> tuple[mx.array, bool] | None:
@@ -81,7 +81,7 @@ class DecodeGraph:
         None if the family cannot be traced; the step's pages and states are then as they were.
 
         Args:
-            batch: `N` decode rows, each of which wants logits.
+            batch: `N` decode rows, each of which wants logits; without taps.
             step: Where they are.
         """
         if not self._works:
@@ -94,6 +94,7 @@ class DecodeGraph:
                 rows.longest,
                 batch.ids,
                 batch.positions,
+                [] if batch.rope_positions is None else [batch.rope_positions],
                 rows.of_tokens,
                 [table.array for table in step.tables],
                 [(group.keys, group.values, group.token) for group in groups],
@@ -109,7 +110,8 @@ class DecodeGraph:
             group.keys[:], group.values[:] = keys, values
         for layer, state in zip(self._recurrent, states, strict=True):
             step.states[0].write(layer, [tuple(state)])
-        self._count((len(step.rows), rows.longest), self.num_traces > traces, counted)
+        key = (len(step.rows), rows.longest, batch.rotary.ndim)
+        self._count(key, self.num_traces > traces, counted)
         return logits, not written
 
     def _states(self, step: PagedStep) -> list[State]:
@@ -125,6 +127,7 @@ class DecodeGraph:
         longest: int,
         ids: mx.array,
         positions: mx.array,
+        rope_positions: Arrays,
         rows: mx.array,
         tables: Sequence[mx.array],
         pages: Sequence[tuple[Arrays, Arrays, mx.array]],
@@ -139,7 +142,10 @@ class DecodeGraph:
         self.num_traces += 1
         n, unknown = ids.shape[0], _UnknownPosition()
         segments = tuple(Segment(i, 1, unknown) for i in range(n))  # type: ignore[arg-type]  see there
-        batch = StepBatch(ids, positions, segments, (Wave(n, 1),), mx.arange(n))
+        rotary = rope_positions[0] if rope_positions else None
+        batch = StepBatch(
+            ids, positions, segments, (Wave(n, 1),), mx.arange(n), rope_positions=rotary
+        )
         groups = [GroupPages([*keys], [*values], token) for keys, values, token in pages]
         attention = KernelAttention(
             self._layout, groups, tables, batch, StepRows(rows, longest)
@@ -147,12 +153,13 @@ class DecodeGraph:
         traced = _TracedStates(dict(zip(self._recurrent, states, strict=True)))
         scans = [traced] if self._recurrent else []
         context = PagedContext(self._layout, batch, attention, scans)
-        logits = self._family.forward(self._model, batch, context)
+        logits = self._family.forward(self._model, batch, context).logits
+        assert logits is not None  # a decode row wants its logits
         written = [] if attention.in_place else [(group.keys, group.values) for group in groups]
         after = [traced.after[layer] for layer in self._recurrent]
         return logits, [group.token for group in groups], written, after
 
-    def _count(self, key: tuple[int, int], fresh: bool, before: dict[str, int]) -> None:
+    def _count(self, key: tuple[int, ...], fresh: bool, before: dict[str, int]) -> None:
         """Count what a replay runs as often as its trace did."""
         if fresh:
             after = dispatch.counts()

@@ -179,16 +179,17 @@ class Runner:
         if replayed is not None:
             return replayed
         context = step.context(batch)
-        logits = self._family.forward(self._model, batch, context)
+        output = self._family.forward(self._model, batch, context)
         in_place = isinstance(context, PagedContext) and context.in_place
-        return logits if logits.shape[0] else None, in_place
+        return output.logits, in_place
 
     def _replayed(self, batch: StepBatch, step: LaneStep) -> tuple[mx.array, bool] | None:
         """Return what a trace makes of decode rows, None if there can be none."""
         if not isinstance(step, PagedStep) or not launch.builds_graphs():
             return None
         n = batch.num_decode_rows
-        traceable = n == len(batch.segments) == batch.logit_rows.shape[0]
+        decodes = n == len(batch.segments) == batch.logit_rows.shape[0]
+        traceable = decodes and not batch.taps
         return self._graph(batch, step) if traceable else None
 
     def evaluate(self, ids: Sequence[int]) -> mx.array:
@@ -197,7 +198,9 @@ class Runner:
             build_step_batch([RowInput(0, ids)], None, ()), logit_rows=mx.arange(len(ids))
         )
         context = FlatContext(self._layout, [FlatCache()], batch)
-        logits = self._family.forward(self._model, batch, context).astype(mx.float32)
+        output = self._family.forward(self._model, batch, context)
+        assert output.logits is not None
+        logits = output.logits.astype(mx.float32)
         mx.eval(logits)
         return logits
 

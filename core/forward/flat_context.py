@@ -39,10 +39,10 @@ class FlatContext:
         self._routes = StepRoutes(layout)
         self._caches = caches
         self._batch = batch
-        self._rope = Rotation(batch.positions)
+        self._rope = Rotation(batch.rotary)
 
     def rope(self, x: mx.array, spec: RopeSpec) -> mx.array:
-        """Rotate `x [T, H, D]` at the step's positions."""
+        """Rotate `x [T, H, D]` at the step's rotary positions."""
         return self._rope(x, spec)
 
     def attend(

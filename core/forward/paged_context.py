@@ -81,7 +81,7 @@ class PagedContext:
         self._batch = batch
         self._attention = attention
         self._states = states
-        self._rope = Rotation(batch.positions)
+        self._rope = Rotation(batch.rotary)
 
     @property
     def in_place(self) -> bool:
@@ -89,7 +89,7 @@ class PagedContext:
         return self._attention.in_place
 
     def rope(self, x: mx.array, spec: RopeSpec) -> mx.array:
-        """Rotate `x [T, H, D]` at the step's positions."""
+        """Rotate `x [T, H, D]` at the step's rotary positions."""
         return self._rope(x, spec)
 
     def attend(

@@ -11,6 +11,7 @@ from ..metal.elementwise.residual import add_rms_norm
 
 __all__ = [
     "FEW_ELEMENTS",
+    "Norm",
     "RMSNorm",
     "UnweightedRMSNorm",
     "ZeroCentredRMSNorm",

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 
+import attrs
 import mlx.core as mx
 
 from ..contract.forward import RopeSpec
@@ -12,33 +14,68 @@ from ..metal.runtime.fusion import fused
 from .rope_config import base_frequencies
 
 
+@attrs.frozen(eq=False)
+class _Columns:
+    """The elements of a head as a rotation sees them, `[W]` each.
+
+    Attributes:
+        freq: Frequency, float32; 0 of an element that is not rotated.
+        axis: Axis of the positions, int32; None if all are of the first.
+    """
+
+    freq: mx.array
+    axis: mx.array | None
+
+    @classmethod
+    def of(cls, spec: RopeSpec, pairs: Sequence[int], num_rest: int = 0) -> _Columns:
+        """Return the columns of elements, given the pair that each belongs to.
+
+        Args:
+            spec: The rotation.
+            pairs: Index of the rotated elements' pairs.
+            num_rest: Elements behind them that are not rotated.
+        """
+        freqs = spec.inv_freq or base_frequencies(spec.dims, spec.theta)
+        axes = spec.axes or ()
+        freq = mx.array([freqs[i] for i in pairs] + [0.0] * num_rest, mx.float32)
+        axis = mx.array([axes[i] for i in pairs] + [0] * num_rest) if any(axes) else None
+        mx.eval(freq, axis)
+        return cls(freq, axis)
+
+    def angles(self, positions: mx.array) -> mx.array:
+        """Return the angles `[T, W]`, float32, at positions `[T]` or `[A, T]`."""
+        if positions.ndim == 2:
+            if self.axis is not None and positions.shape[0] > 1:
+                return positions[self.axis].T.astype(mx.float32) * self.freq
+            positions = positions[0]
+        return positions[:, None].astype(mx.float32) * self.freq
+
+
 @functools.cache
-def _columns(spec: RopeSpec, width: int) -> tuple[mx.array, mx.array, mx.array]:
-    """Return frequency, factor of the cosine and of the sine of each element, `[width]`.
+def _columns(spec: RopeSpec, width: int) -> tuple[_Columns, mx.array, mx.array]:
+    """Return the elements, and factor of the cosine and of the sine of each, `[width]`.
 
     The sine's is negative where an element loses its partner's share. Elements that are not
     rotated have the frequency 0 and gain nothing.
     """
-    freq = list(spec.inv_freq or base_frequencies(spec.dims, spec.theta))
-    half, rest = spec.dims // 2, [0.0] * (width - spec.dims)
+    half, num_rest = spec.dims // 2, width - spec.dims
     signs = [-spec.scale] * half + [spec.scale] * half
-    both = freq + freq
     if spec.interleaved:
-        both = [f for f in freq for _ in range(2)]
         signs = [-spec.scale, spec.scale] * half
-    gains = [spec.scale] * spec.dims + [1.0 for _ in rest]
-    columns = [mx.array(c, mx.float32) for c in (both + rest, gains, signs + rest)]
-    mx.eval(columns)
-    return columns[0], columns[1], columns[2]
+    gains = [spec.scale] * spec.dims + [1.0] * num_rest
+    factors = [mx.array(c, mx.float32) for c in (gains, signs + [0.0] * num_rest)]
+    mx.eval(factors)
+    pairs = [i // 2 if spec.interleaved else i % half for i in range(spec.dims)]
+    return _Columns.of(spec, pairs, num_rest), factors[0], factors[1]
 
 
 @functools.cache
-def _halves(spec: RopeSpec) -> tuple[mx.array, mx.array]:
-    """Return frequencies `[dims]`, twice each, and which of them are the cosines'."""
-    freq = mx.array([*(spec.inv_freq or base_frequencies(spec.dims, spec.theta))] * 2)
-    is_cos = mx.array([True] * (spec.dims // 2) + [False] * (spec.dims // 2))
-    mx.eval(freq, is_cos)
-    return freq, is_cos
+def _halves(spec: RopeSpec) -> tuple[_Columns, mx.array]:
+    """Return the pairs `[dims]`, twice each, and which of them are the cosines'."""
+    half = spec.dims // 2
+    is_cos = mx.array([True] * half + [False] * half)
+    mx.eval(is_cos)
+    return _Columns.of(spec, [*range(half)] * 2), is_cos
 
 
 @fused
@@ -66,6 +103,11 @@ class Rotation:
     """
 
     def __init__(self, positions: mx.array) -> None:
+        """Prepare a step.
+
+        Args:
+            positions: `[T]`, or `[A, T]` of several axes; see `StepBatch.rotary`.
+        """
         self._positions = positions
         self._turns: dict[RopeSpec, Turns] = {}
         self._tables: dict[tuple[RopeSpec, int, mx.Dtype], tuple[mx.array, mx.array]] = {}
@@ -74,8 +116,8 @@ class Rotation:
         """Return the factors `[T, 1, width]` of elements and of their partners, in `dtype`."""
         table = self._tables.get((spec, width, dtype))
         if table is None:
-            freq, gains, signs = _columns(spec, width)
-            angles = self._positions[:, None, None].astype(mx.float32) * freq
+            columns, gains, signs = _columns(spec, width)
+            angles = columns.angles(self._positions)[:, None]
             table = self._tables[spec, width, dtype] = (
                 (mx.cos(angles) * gains).astype(dtype),
                 (mx.sin(angles) * signs).astype(dtype),
@@ -89,8 +131,8 @@ class Rotation:
     def turns(self, spec: RopeSpec) -> Turns:
         """Return the same rotation as kernels take it."""
         if spec not in self._turns:
-            freq, is_cos = _halves(spec)
-            angles = self._positions[:, None].astype(mx.float32) * freq
+            columns, is_cos = _halves(spec)
+            angles = columns.angles(self._positions)
             # element by element, so that it can be one launch: a concatenation could not
             factors = mx.where(is_cos, mx.cos(angles), mx.sin(angles)) * spec.scale
             self._turns[spec] = Turns(factors, spec.interleaved)

@@ -104,6 +104,17 @@ class Stream:
             return self.x
         return self.x + (self.delta if self.after is None else self.after(self.delta))
 
+    def rows(self, rows: mx.array) -> Stream:
+        """Return some rows of the stream.
+
+        Args:
+            rows: Indices `[R]`, strictly ascending.
+        """
+        if rows.shape[0] == self.x.shape[0]:
+            return self
+        delta = None if self.delta is None else self.delta[rows]
+        return Stream(self.x[rows], delta, self.after)
+
     def norm(self, norm: ResidualNorm) -> tuple[Stream, Normed]:
         """Return the stream, and its norm for the next block."""
         if self.delta is None:

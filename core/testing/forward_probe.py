@@ -70,7 +70,9 @@ def step(
     inputs = [RowInput(0, ids) for ids in rows]
     batch = build_step_batch(inputs, None)
     context = RecordingContext(FlatContext(layout, [FlatCache() for _ in rows], batch))
-    logits = family.forward(model, batch, context).astype(mx.float32)
+    output = family.forward(model, batch, context)
+    assert output.logits is not None  # each row wants those of its last token
+    logits = output.logits.astype(mx.float32)
     mx.eval(logits)
     return Stepped(logits, context.calls)
 

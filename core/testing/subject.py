@@ -52,7 +52,7 @@ class Subject:
             FamilyNotInstalledError: No family has that name.
             CheckpointError: The checkpoint cannot be read, or is another family's.
         """
-        family = _find(name)
+        family = find_family(name)
         checkpoint = open_checkpoint(resolve_checkpoint(checkpoint_path), dtype=None)
         model_type = checkpoint.config.get("model_type")
         if model_type not in family.info.model_types:
@@ -90,7 +90,13 @@ class Subject:
         return load(self.path, **(defaults | settings))
 
 
-def _find(name: str) -> Family:
+def find_family(name: str) -> Family:
+    """Return an installed family.
+
+    Raises:
+        PluginError: It was refused.
+        FamilyNotInstalledError: There is none of that name.
+    """
     catalogue = discover()
     if name in catalogue.families:
         return catalogue.families[name]

@@ -23,9 +23,10 @@ import pytest
 
 from .computed_clauses import ComputedClauses
 from .stated_clauses import StatedClauses
+from .tap_clauses import TapClauses
 
 
-class FamilySuite(StatedClauses, ComputedClauses):
+class FamilySuite(StatedClauses, ComputedClauses, TapClauses):
     """What every family promises."""
 
     pytestmark = pytest.mark.mlx

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from neve.catalogue import HOOK_NAMES
+from neve.catalogue import load_family
 from neve.contract.cache_spec import CacheLayout
 from neve.contract.errors import ConfigError
-from neve.contract.hooks import OPTIONAL_HOOKS, PROJECT, FamilyHooks
+from neve.contract.hooks import HOOK_NAMES, OPTIONAL_HOOKS, PROJECT, FamilyHooks
 from neve.contract.plan import ColdEligibility, ModelShape, OutputProtocol
 
 SPECS: dict[str, Callable[..., Any]] = {
@@ -109,8 +109,9 @@ def test_the_qwen3_plugin_answers_in_the_specified_types(qwen3: ModuleType) -> N
     path = Path(__file__).parents[2] / "checkpoints" / "qwen3" / "config.json"
     raw = json.loads(path.read_text(encoding="utf-8"))
 
+    family = load_family("qwen3", qwen3)
     config = qwen3.parse_config(raw)
-    shape = qwen3.model_shape(config)
+    shape = family.model_shape(config)
     layout = qwen3.declare_cache_groups(config)
 
     assert shape == ModelShape(
@@ -119,8 +120,8 @@ def test_the_qwen3_plugin_answers_in_the_specified_types(qwen3: ModuleType) -> N
     assert isinstance(layout, CacheLayout)
     assert layout.num_layers == shape.num_layers
     assert isinstance(qwen3.output_protocol(config), OutputProtocol)
-    assert isinstance(qwen3.cold_restore_eligibility(None), ColdEligibility)
-    assert qwen3.cold_restore_eligibility(config) == qwen3.cold_restore_eligibility(None)
+    assert isinstance(family.cold_restore_eligibility(None), ColdEligibility)
+    assert family.cold_restore_eligibility(config).eligible
 
 
 def test_the_qwen3_plugin_names_a_missing_key(qwen3: ModuleType) -> None:

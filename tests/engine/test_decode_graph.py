@@ -23,7 +23,15 @@ from neve.contract.cache_spec import (
     StateTensor,
     layer_routes,
 )
-from neve.contract.forward import ForwardContext, RopeSpec, Scoring, State, StepBatch
+from neve.contract.forward import (
+    ForwardContext,
+    ForwardOutput,
+    RopeSpec,
+    Scoring,
+    State,
+    StepBatch,
+    Tap,
+)
 from neve.contract.heads import HeadShape, Projected
 from neve.engine import runner
 from neve.engine.decode_graph import DecodeGraph, _UnknownPosition
@@ -74,7 +82,7 @@ class ToyFamily:
         self._embedding = mx.random.normal((VOCAB, DIMS), key=keys[0])
         self._weight = mx.random.normal((DIMS, 4 * DIMS), key=keys[1])
 
-    def forward(self, model: Any, batch: StepBatch, context: ForwardContext) -> mx.array:
+    def forward(self, model: Any, batch: StepBatch, context: ForwardContext) -> ForwardOutput:
         self.num_calls += 1
         self.look_at(batch)
         x = self._embedding[batch.ids]
@@ -89,7 +97,10 @@ class ToyFamily:
                 rope=RopeSpec(DIMS // 2, 1e3),
             )
             x = x + context.attend_projected(layer, made, scoring=Scoring(0.4))[:, 0]
-        return x[batch.logit_rows] @ self._embedding.T
+        rows = batch.logit_rows.shape[0]
+        hidden = dict.fromkeys(batch.taps, x[batch.hidden_rows])
+        logits = x[batch.logit_rows] @ self._embedding.T if rows else None
+        return ForwardOutput(logits, hidden)
 
     def look_at(self, batch: StepBatch) -> None:
         """Do nothing; others may."""
@@ -187,6 +198,7 @@ class Twins:
     sides: Sequence[Side]
     graph: DecodeGraph
     tokens: dict[str, list[int]] = attrs.field(factory=dict)
+    rotary: Callable[[mx.array], mx.array] | None = None
 
     @classmethod
     def of(cls, family: ToyFamily, num_blocks: int = 40) -> Twins:
@@ -206,7 +218,10 @@ class Twins:
         traced = True
         for _ in range(times):
             rows = [RowInput(len(self.tokens[n]) - 1, self.tokens[n][-1:]) for n in names]
-            logits, replayed = self._step(build_step_batch(rows, None), names, self.graph)
+            batch = build_step_batch(rows, None)
+            if self.rotary is not None:
+                batch = attrs.evolve(batch, rope_positions=self.rotary(batch.positions))
+            logits, replayed = self._step(batch, names, self.graph)
             traced = traced and replayed
             for name, row in zip(names, logits, strict=True):
                 self.tokens[name].append(int(row.argmax()))
@@ -223,7 +238,7 @@ class Twins:
         made = graph(batch, steps[0])
         replayed = made is not None
         both = [
-            self.family.forward(None, batch, step.context(batch))
+            self.family.forward(None, batch, step.context(batch)).logits
             for step in steps[int(replayed) :]
         ]
         both = both if made is None else [made[0], *both]
@@ -277,6 +292,37 @@ def test_rows_join_and_leave(name: str, make_twins: Callable[..., Twins]) -> Non
         assert twins.decode(names, 2)
 
     assert twins.graph.num_traces == 3
+
+
+def test_rotary_positions_are_arrays_of_a_trace(make_twins: Callable[..., Twins]) -> None:
+    """PK-1, FW-2: steps with them and without are two traces, each replayed."""
+    twins = make_twins()
+    twins.prefill(a=5, b=2)
+    assert twins.decode("ab", 2)
+    twins.rotary = lambda positions: 3 * positions[None] + 1
+    assert twins.decode("ab", 3)
+    twins.rotary = None
+
+    assert twins.decode("ab", 2)
+    assert twins.graph.num_traces == 2
+
+
+@pytest.mark.parametrize("tapped", [False, True])
+def test_a_step_with_taps_is_built_anew(
+    tapped: bool, make_twins: Callable[..., Twins], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PK-1, FW-2: a trace has logits alone, so hidden states come from a step of its own."""
+    monkeypatch.setattr(runner, "launch", Tracing)
+    twins = make_twins()
+    twins.prefill(a=5)
+    side, family = twins.sides[0], cast("Any", twins.family)
+    made = runner.Runner(family, nn.Module(), twins.family.layout, side.lane, row_exact=False)
+    batch = build_step_batch([RowInput(5, [1])], None)
+    if tapped:
+        batch = attrs.evolve(batch, taps=(Tap(0),), hidden_rows=mx.array([0]))
+
+    assert (made._replayed(batch, side.prepare(batch, "a")) is None) == tapped
+    assert made._graph.num_traces == int(not tapped)
 
 
 def test_a_longer_context_is_another_trace(

@@ -20,7 +20,7 @@ from neve.contract.cache_spec import (
     StateTensor,
     layer_routes,
 )
-from neve.contract.forward import ForwardContext, Scoring, State, StepBatch
+from neve.contract.forward import ForwardContext, ForwardOutput, Scoring, State, StepBatch
 from neve.engine import runner
 from neve.engine.lanes import FlatLane, Lane, PagedLane
 from neve.engine.runner import Runner, Step
@@ -64,7 +64,7 @@ class ToyFamily:
         self._embedding = mx.random.normal((VOCAB, DIMS), key=keys[0])
         self._head = mx.random.normal((DIMS, VOCAB), key=keys[1])
 
-    def forward(self, model: Any, batch: StepBatch, context: ForwardContext) -> mx.array:
+    def forward(self, model: Any, batch: StepBatch, context: ForwardContext) -> ForwardOutput:
         x = self._embedding[batch.ids]
         for layer in range(self._layout.num_layers):
             if layer == 1 and self._layout.groups:
@@ -72,7 +72,8 @@ class ToyFamily:
                 x = x + context.attend(layer, heads, heads, heads, scoring=Scoring(0.3))[:, 0]
             else:
                 x = mx.tanh(x + context.scan(layer, (x,), decaying_sum))
-        return x[batch.logit_rows] @ self._head
+        wanted = batch.logit_rows.shape[0] > 0
+        return ForwardOutput(x[batch.logit_rows] @ self._head if wanted else None)
 
 
 def paged(layout: CacheLayout, num_blocks: int) -> PagedLane:

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import attrs
 import mlx.core as mx
+import numpy as np
 import pytest
 
 from neve.contract.cache_spec import (
@@ -56,10 +57,12 @@ class ToyModel:
         *,
         projected: bool = False,
         sinks: mx.array | None = None,
+        num_axes: int = 1,
     ) -> None:
         self.layout = layout
         self._projected = projected
         self._sinks = sinks
+        self._num_axes = num_axes
         self._key = mx.random.key(seed)
         self._embedding = self._random(VOCAB, DIMS)
         self._weights = [self._layer(i) for i in range(layout.num_layers)]
@@ -92,7 +95,9 @@ class ToyModel:
     def _attention(self, layer: int, x: mx.array, context: ForwardContext) -> mx.array:
         spec = self.layout.groups[self.layout.owner(layer).group]
         query, out, key, value = self._weights[layer]
-        rope, tokens = RopeSpec(spec.head_dim // 4 * 2, 1e3), x.shape[0]
+        pairs, tokens = spec.head_dim // 4, x.shape[0]
+        axes = tuple(i % self._num_axes for i in range(pairs))
+        rope = RopeSpec(2 * pairs, 1e3, axes=axes if self._num_axes > 1 else None)
         softcap = SOFTCAP if layer % 2 else None
         scoring = Scoring(spec.head_dim**-0.5, softcap, sinks=self._sinks)
         if self._projected:
@@ -125,6 +130,8 @@ class NaiveContext:
         self._batch = batch
 
     def rope(self, x: mx.array, spec: RopeSpec) -> mx.array:
+        if self._batch.rope_positions is not None:
+            return _rope_by_pair(x, self._batch.rope_positions.tolist(), spec)
         positions: Any = self._batch.positions.tolist()
         tokens = [
             mx.fast.rope(
@@ -165,6 +172,19 @@ class NaiveContext:
 
     def attend_projected(self, layer: int, projected: Projected, scoring: Scoring) -> mx.array:
         return self.attend(layer, *prepare(projected, self.rope), scoring)
+
+
+def _rope_by_pair(x: mx.array, positions: Any, spec: RopeSpec) -> mx.array:
+    """Rotate `x [T, H, D]` pair by pair, each at the position on its own axis."""
+    heads, half = np.array(x, np.float64), spec.dims // 2
+    out = heads.copy()
+    for pair in range(half):
+        axis = spec.axes[pair] if spec.axes and len(positions) > 1 else 0
+        angle = np.array(positions[axis])[:, None] * spec.theta ** (-2 * pair / spec.dims)
+        a, b = heads[..., pair], heads[..., pair + half]
+        out[..., pair] = a * np.cos(angle) - b * np.sin(angle)
+        out[..., pair + half] = b * np.cos(angle) + a * np.sin(angle)
+    return mx.array(out.astype(np.float32))
 
 
 def _attend_one(q: mx.array, keys: mx.array, values: mx.array, scoring: Scoring) -> mx.array:
@@ -369,7 +389,10 @@ def run() -> Callable[..., dict[str, mx.array]]:
     """Return a function that runs steps on a lane and gives each sequence's outputs."""
 
     def run_steps(
-        model: ToyModel, lane: Lane, steps: Sequence[Sequence[Part]]
+        model: ToyModel,
+        lane: Lane,
+        steps: Sequence[Sequence[Part]],
+        rotary: Callable[[mx.array], mx.array] | None = None,
     ) -> dict[str, mx.array]:
         outputs: dict[str, list[mx.array]] = {}
         ends: dict[str, int] = {}
@@ -378,6 +401,8 @@ def run() -> Callable[..., dict[str, mx.array]]:
             batch = build_step_batch(
                 [RowInput(ends.get(part.name, 0), part.tokens) for part in parts], None
             )
+            if rotary is not None:
+                batch = attrs.evolve(batch, rope_positions=rotary(batch.positions))
             x = model(batch, lane.context(batch, [part.name for part in parts]))
             mx.eval(x)
             for part, segment in zip(parts, batch.segments, strict=True):

@@ -251,3 +251,43 @@ def test_a_rules_parameters_are_checked(scaling: dict[str, Any], key: str) -> No
         rope_spec(16, 1e4, scaling, max_context=4096)
 
     assert caught.value.key == f"rope_scaling.{key}"
+
+
+AXES = (0, 1, 2, 0, 1, 2, 0, 0)
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("dims", [8, 16])
+def test_each_pair_turns_by_its_own_axis(interleaved: bool, dims: int) -> None:
+    """FW-2: with positions of three axes, a pair is rotated as on a single axis of its own."""
+    spec = RopeSpec(dims, 1e4, interleaved, axes=AXES[: dims // 2])
+    positions = np.random.default_rng(1).integers(0, 3000, (3, 9)).astype(np.int32)
+    x = mx.random.normal((9, 2, 16), key=mx.random.key(3))
+    rotation = Rotation(mx.array(positions))
+    rotated, turned = rotation(x, spec), heads._turned(x, rotation.turns(spec))
+    alone = [Rotation(mx.array(row))(x, RopeSpec(dims, 1e4, interleaved)) for row in positions]
+
+    for element in range(dims):
+        pair = element // 2 if interleaved else element % (dims // 2)
+        expected = alone[AXES[pair]][..., element]
+        np.testing.assert_allclose(rotated[..., element], expected, atol=1e-5)
+        np.testing.assert_allclose(turned[..., element], expected, atol=2e-4)
+    assert mx.array_equal(rotated[..., dims:], x[..., dims:])
+
+
+def test_one_axis_is_every_axis() -> None:
+    """FW-2: positions `[1, T]` turn all pairs, whatever axes a family names; so do `[T]`."""
+    x, positions = mx.random.normal((9, 2, 16), key=mx.random.key(3)), mx.arange(4, 13)
+    several, plain = RopeSpec(16, 1e4, axes=AXES), RopeSpec(16, 1e4)
+    expected = Rotation(positions)(x, plain)
+
+    for spec in (several, plain):
+        assert mx.array_equal(Rotation(positions[None])(x, spec), expected)
+        assert mx.array_equal(Rotation(positions)(x, spec), expected)
+
+
+@pytest.mark.parametrize("axes", [(0, 1), (0, 1, 2, 3), (0, 1, 2, 0, 1)])
+def test_axes_are_one_a_pair(axes: tuple[int, ...]) -> None:
+    """FW-2: of the axes 0, 1 and 2."""
+    with pytest.raises(ValueError, match="axes must be 4"):
+        RopeSpec(8, 1e4, axes=axes)

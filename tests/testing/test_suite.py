@@ -13,6 +13,7 @@ import pytest
 from neve.catalogue import Family
 from neve.checkpoint.config import read_config, size
 from neve.contract.cache_spec import FullAttention
+from neve.contract.forward import ForwardOutput
 from neve.errors import CacheMisuseError, ConfigError, HookFailedError
 from neve.testing.computed_clauses import NUM_TOKENS
 from neve.testing.parity import one_by_one
@@ -39,10 +40,9 @@ def faulty(sound: Subject) -> Callable[..., Subject]:
     """Make a subject of which one hook is replaced by `fake(real, **arguments)`."""
 
     def make(hook: str, fake: Callable[..., Any]) -> Subject:
-        ask = sound.family._ask
-        family = attrs.evolve(
-            sound.family, ask={**ask, hook: lambda **kw: fake(ask[hook], **kw)}
-        )
+        real = getattr(sound.family, hook)  # a default where the plugin has no such hook
+        ask = {**sound.family._ask, hook: lambda **kw: fake(real, **kw)}
+        family = attrs.evolve(sound.family, ask=ask)
         return attrs.evolve(sound, family=family)
 
     return make
@@ -54,8 +54,11 @@ def plant(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     real = Family.forward
 
     def planted(fake: Callable[..., mx.array]) -> None:
-        def forward(self: Family, model: Any, batch: Any, context: Any) -> mx.array:
-            return fake(real(self, model, batch, context), batch)
+        def forward(self: Family, model: Any, batch: Any, context: Any) -> ForwardOutput:
+            output = real(self, model, batch, context)
+            if output.logits is None:
+                return output
+            return attrs.evolve(output, logits=fake(output.logits, batch))
 
         monkeypatch.setattr(Family, "forward", forward)
 
@@ -257,7 +260,8 @@ def of_every_row(real, model, batch, context):
 
 
 def in_reverse(real, model, batch, context):
-    return real(model=model, batch=batch, context=context)[::-1]
+    output = real(model=model, batch=batch, context=context)
+    return attrs.evolve(output, logits=output.logits[::-1])
 
 
 @pytest.mark.parametrize(

@@ -9,13 +9,11 @@ import attrs
 
 from neve.contract.cache_spec import CacheLayout, FullAttention, uniform_layout
 from neve.contract.hooks import hookimpl
-from neve.contract.plan import ColdEligibility, FamilyInfo, ModelShape, OutputProtocol
+from neve.contract.plan import FamilyInfo, OutputProtocol
 
 if TYPE_CHECKING:
-    import mlx.core as mx
     import mlx.nn as nn
 
-    from neve.contract.forward import ForwardContext, StepBatch
     from neve.contract.weights import Weights
 
     from .config import LlamaConfig
@@ -24,7 +22,7 @@ if TYPE_CHECKING:
 @hookimpl
 def family_info() -> FamilyInfo:
     """Name the family."""
-    return FamilyInfo("llama", 1, ["llama"], "neve-llama")
+    return FamilyInfo("llama", 2, ["llama"], "neve-llama")
 
 
 @hookimpl
@@ -33,14 +31,6 @@ def parse_config(raw: Mapping[str, Any]) -> LlamaConfig:
     from .config import parse
 
     return parse(raw)
-
-
-@hookimpl
-def model_shape(config: LlamaConfig) -> ModelShape:
-    """State the sizes."""
-    return ModelShape(
-        config.vocab_size, config.max_position_embeddings, config.num_hidden_layers
-    )
 
 
 @hookimpl
@@ -53,28 +43,11 @@ def declare_cache_groups(config: LlamaConfig) -> CacheLayout:
 @hookimpl
 def build_model(config: LlamaConfig, weights: Weights) -> nn.Module:
     """Build the model and take its weights."""
-    from neve.layers.joint import join_layers
-
     from .model import Llama
     from .weights import hugging_face_weights, rope_of
 
     config = attrs.evolve(config, rope=rope_of(config, weights))
-    model = Llama(config)
-    hugging_face_weights(config, weights).load_into(model)
-    join_layers(model)
-    return model
-
-
-@hookimpl
-def forward(model: nn.Module, batch: StepBatch, context: ForwardContext) -> mx.array:
-    """Compute logits `[R, vocab_size]`."""
-    return model(batch, context)
-
-
-@hookimpl
-def cold_restore_eligibility(config: LlamaConfig | None) -> ColdEligibility:
-    """Answer for the cold tier."""
-    return ColdEligibility(True, "its blocks hold all that a prefix leaves behind")
+    return Llama(config).with_weights(hugging_face_weights(config, weights))
 
 
 @hookimpl

@@ -19,15 +19,13 @@ def hugging_face_weights(config: LlamaConfig, weights: Weights) -> Weights:
 
     GGUF files of this family hold the rows of `q_proj` and `k_proj` in pairs, for a rotary
     embedding that turns neighbours; Hugging Face's turns halves. Old checkpoints carry the
-    rotary frequencies, and tied ones sometimes a copy of the embedding. What `rope_freqs`
-    says is already in the config's rope (see `rope_of`).
+    rotary frequencies. What `rope_freqs` says is already in the config's rope (see `rope_of`).
     """
     num_heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
 
     def keep(name: str) -> str | None:
-        tied_copy = config.tie_word_embeddings and name == "lm_head.weight"
         unused = name.endswith("rotary_emb.inv_freq") or name == ROPE_FREQS
-        return None if tied_copy or unused else name
+        return None if unused else name
 
     def unpermute(name: str, weight: mx.array) -> mx.array:
         heads = num_heads.get(name.split(".")[-2])

@@ -14,6 +14,7 @@ import neve
 import neve_llama.plugin
 from neve.coldtier.admission.allowlist import COLD_RESTORE_FAMILIES
 from neve.contract.errors import UnsupportedModelError
+from neve.families import load_family
 from neve_llama.config import parse
 
 MANDATORY = {
@@ -50,7 +51,7 @@ def test_variants_are_refused(keys: dict[str, Any]):
 
 def test_it_says_yes_and_is_on_no_list():
     """FW-5: a stranger's family says that it could persist, and has to earn that it may."""
-    assert neve_llama.plugin.cold_restore_eligibility(None).eligible
+    assert load_family("llama", neve_llama.plugin).cold_restore_eligibility(None).eligible
     assert "llama" not in COLD_RESTORE_FAMILIES
 
 

@@ -10,11 +10,13 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from neve.contract.forward import ForwardContext, StepBatch
+from neve.layers.decoder import DecoderModel, Trunk
 from neve.layers.fusion import fused
 from neve.layers.mlp import GatedMLP, geglu
 from neve.layers.moe import Experts
 from neve.layers.norms import RMSNorm
-from neve.layers.stream import Normed
+from neve.layers.stream import Normed, Stream
+from neve.layers.taps import Readout, Taps
 
 from .attention import attention
 from .config import ExpertsConfig, Gemma4Config
@@ -89,39 +91,43 @@ class SparseBlock(Block):
         return dense + self.post_feedforward_layernorm_2(sparse)
 
 
-class Trunk(nn.Module):
+class Gemma4Trunk(Trunk):
     """Embeddings, layers and final norm."""
 
     def __init__(self, config: Gemma4Config) -> None:
-        super().__init__()
         dims, own_dims = config.hidden_size, config.per_layer_dims
-        num_layers = config.num_hidden_layers
+        num_layers, eps = config.num_hidden_layers, config.rms_norm_eps
+        layers = [_block(config, i) for i in range(num_layers)]
+        super().__init__(config.vocab_size, dims, layers, RMSNorm(dims, eps=eps))
         self._num_own_layers = config.num_own_layers
-        self.embed_tokens = nn.Embedding(config.vocab_size, dims)
-        self.layers = [_block(config, i) for i in range(num_layers)]
-        self.norm = RMSNorm(dims, eps=config.rms_norm_eps)
         if own_dims:
             self.embed_tokens_per_layer = nn.Embedding(
                 config.per_layer_vocab_size, num_layers * own_dims
             )
             self.per_layer_model_projection = nn.Linear(dims, num_layers * own_dims, bias=False)
-            self.per_layer_projection_norm = RMSNorm(own_dims, eps=config.rms_norm_eps)
+            self.per_layer_projection_norm = RMSNorm(own_dims, eps=eps)
 
-    def __call__(self, batch: StepBatch, context: ForwardContext) -> mx.array:
-        """Return the normed hidden states `[R, hidden]` of the rows that want logits."""
-        x = self.embed_tokens(batch.ids)
-        x = x * x.shape[-1] ** 0.5
+    def embed(self, ids: mx.array) -> mx.array:
+        """Return the scaled embeddings `[T, hidden]` of `ids [T]`."""
+        x = self.embed_tokens(ids)
+        return x * x.shape[-1] ** 0.5
+
+    def __call__(self, batch: StepBatch, context: ForwardContext) -> Readout:
+        """Return the hidden states that a step wants."""
+        x, taps, num_own = self.embed(batch.ids), Taps(batch), self._num_own_layers
         own_inputs, rows = self._own_inputs(batch.ids, x), batch.logit_rows
-        first, rest = range(self._num_own_layers), range(self._num_own_layers, len(self.layers))
-        x = self._run(first, x, own_inputs, context)
-        if rows.size == x.shape[0]:
-            return self.norm(self._run(rest, x, own_inputs, context))
+        first, rest = range(num_own), range(num_own, len(self.layers))
+        x = self._run(first, x, own_inputs, context, taps)
+        if rows.size == x.shape[0] or taps.beyond(num_own):
+            x = self._run(rest, x, own_inputs, context, taps)
+            return taps.read_out(Stream(x), self.norm)
         # the rest keeps nothing, so of the step it owes only the rows that are asked for
         if not rows.size:
-            return x[rows]
+            return Readout(x[rows], taps.hidden)
         own_inputs = None if own_inputs is None else own_inputs[rows]
         selected = SelectedRows(context, rows, x.shape[0])
-        return self.norm(self._run(rest, x[rows], own_inputs, selected))
+        x = self._run(rest, x[rows], own_inputs, selected, taps)
+        return Readout(self.norm(x), taps.hidden)
 
     def _run(
         self,
@@ -129,10 +135,12 @@ class Trunk(nn.Module):
         x: mx.array,
         own_inputs: mx.array | None,
         context: ForwardContext,
+        taps: Taps,
     ) -> mx.array:
         for layer in layers:
             own_input = None if own_inputs is None else own_inputs[:, layer]
             x = self.layers[layer](x, own_input, context)
+            taps.after(layer, Stream(x))
         return x
 
     def _own_inputs(self, ids: mx.array, x: mx.array) -> mx.array | None:
@@ -157,30 +165,17 @@ def _block(config: Gemma4Config, layer: int) -> Block:
     return SparseBlock(config, layer, config.experts)
 
 
-class Towers(nn.Module):
-    """What checkpoints call `model`: here the text model alone, without the towers."""
+class Gemma4(DecoderModel):
+    """The model with its head; other towers are left out."""
 
     def __init__(self, config: Gemma4Config) -> None:
-        super().__init__()
-        self.language_model = Trunk(config)
-
-
-class Gemma4(nn.Module):
-    """The model with its head."""
-
-    def __init__(self, config: Gemma4Config) -> None:
-        super().__init__()
-        self.model = Towers(config)
+        trunk = Gemma4Trunk(config)
+        super().__init__(trunk, tied=config.tie_word_embeddings, text_tower=True)
         self.softcap = config.softcap
-        if not config.tie_word_embeddings:
-            self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
 
-    def __call__(self, batch: StepBatch, context: ForwardContext) -> mx.array:
+    def head(self, hidden: mx.array) -> mx.array:
         """Return logits `[R, vocab_size]`, float32."""
-        text = self.model.language_model
-        hidden = text(batch, context)
-        head = self.lm_head if "lm_head" in self else text.embed_tokens.as_linear
-        logits = head(hidden).astype(mx.float32)
+        logits = super().head(hidden).astype(mx.float32)
         if self.softcap is None:
             return logits
         return self.softcap * mx.tanh(logits / self.softcap)

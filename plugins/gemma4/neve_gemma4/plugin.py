@@ -14,32 +14,20 @@ from neve.contract.cache_spec import (
     layer_routes,
 )
 from neve.contract.hooks import hookimpl
-from neve.contract.plan import (
-    ColdEligibility,
-    ExecutionPlan,
-    FamilyInfo,
-    ModelShape,
-    OutputProtocol,
-)
-from neve.contract.sidecar import SidecarPolicy, anchor_grid, window_policy
+from neve.contract.plan import FamilyInfo, OutputProtocol
 
 if TYPE_CHECKING:
-    import mlx.core as mx
     import mlx.nn as nn
 
-    from neve.contract.forward import ForwardContext, StepBatch
     from neve.contract.weights import Weights
 
     from .config import Gemma4Config
-
-ANCHORS = anchor_grid(1, 4)
-"""Boundaries, in blocks, at which every prompt's windows are worth a sidecar."""
 
 
 @hookimpl
 def family_info() -> FamilyInfo:
     """Name the family; a text-only checkpoint has the type of its text model."""
-    return FamilyInfo("gemma4", 1, ["gemma4", "gemma4_text"], "neve-gemma4")
+    return FamilyInfo("gemma4", 2, ["gemma4", "gemma4_text"], "neve-gemma4")
 
 
 @hookimpl
@@ -48,14 +36,6 @@ def parse_config(raw: Mapping[str, Any]) -> Gemma4Config:
     from .config import parse
 
     return parse(raw)
-
-
-@hookimpl
-def model_shape(config: Gemma4Config) -> ModelShape:
-    """State the sizes."""
-    return ModelShape(
-        config.vocab_size, config.max_position_embeddings, config.num_hidden_layers
-    )
 
 
 @hookimpl
@@ -80,32 +60,6 @@ def build_model(config: Gemma4Config, weights: Weights) -> nn.Module:
     from .weights import build
 
     return build(config, weights)
-
-
-@hookimpl
-def forward(model: nn.Module, batch: StepBatch, context: ForwardContext) -> mx.array:
-    """Compute logits `[R, vocab_size]`."""
-    return model(batch, context)
-
-
-@hookimpl
-def cold_restore_eligibility(config: Gemma4Config | None) -> ColdEligibility:
-    """Answer for the cold tier."""
-    return ColdEligibility(
-        True, "its blocks and its sidecars hold all that a prefix leaves behind"
-    )
-
-
-@hookimpl
-def build_sidecar_policy(config: Gemma4Config, dtype: str) -> SidecarPolicy | None:
-    """State what the windows of its sliding layers hold; None without such layers."""
-    return window_policy(declare_cache_groups(config), dtype, anchors=ANCHORS)
-
-
-@hookimpl
-def execution_plan(config: Gemma4Config) -> ExecutionPlan:
-    """Ask for nothing special."""
-    return ExecutionPlan()
 
 
 @hookimpl

@@ -10,13 +10,15 @@ import neve_gemma4.plugin
 from neve.contract.cache_spec import Alias, FullAttention, Owned, SlidingWindow
 from neve.contract.errors import ConfigError, UnsupportedModelError
 from neve.contract.forward import RopeSpec
-from neve.contract.hooks import FamilyHooks
+from neve.contract.hooks import RequiredHooks
 from neve.contract.sidecar import SidecarTensor
+from neve.families import load_family
 from neve_gemma4.config import ExpertsConfig, Gemma4Config, parse
 from neve_gemma4.rope import proportional
 
-# pyright checks names, arguments and results of all hooks here
-hooks: FamilyHooks = neve_gemma4.plugin
+# pyright checks names, arguments and results of the required hooks here
+hooks: RequiredHooks = neve_gemma4.plugin
+FAMILY = load_family("gemma4", hooks)
 
 TEXT: dict[str, Any] = {
     "model_type": "gemma4_text",
@@ -253,7 +255,7 @@ def test_shared_layers_read_the_last_layer_of_their_type():
 def test_a_window_is_what_blocks_do_not_hold():
     """SD-2, SD-3, SD-5: keys and values of windows, at anchors that all prompts share."""
     config = parsed(num_kv_shared_layers=20, num_key_value_heads=1, sliding_window=1024)
-    policy = hooks.build_sidecar_policy(config, "bfloat16")
+    policy = FAMILY.build_sidecar_policy(config, "bfloat16")
     assert policy is not None
     short = policy.expected_at(64)
 
@@ -262,11 +264,11 @@ def test_a_window_is_what_blocks_do_not_hold():
     assert short.tensors == tuple(
         SidecarTensor(name, (1, 1, 64, 256), "bfloat16") for name in ("keys", "values")
     )
-    assert hooks.cold_restore_eligibility(config).eligible
+    assert FAMILY.cold_restore_eligibility(config).eligible
 
 
 def test_without_windows_there_is_no_sidecar():
     """SD-3: then blocks hold all that a prefix leaves behind."""
     config = parsed(layer_types=[FULL] * 35)
 
-    assert hooks.build_sidecar_policy(config, "float32") is None
+    assert FAMILY.build_sidecar_policy(config, "float32") is None

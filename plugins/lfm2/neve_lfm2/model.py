@@ -9,50 +9,26 @@ from __future__ import annotations
 import mlx.core as mx
 import mlx.nn as nn
 
-from neve.contract.forward import ForwardContext, Scoring, State, StepBatch
-from neve.layers.heads import HeadShape, Projected
+from neve.contract.forward import ForwardContext, State
+from neve.layers.attention import Attention
+from neve.layers.decoder import Block, DecoderModel, Trunk
+from neve.layers.heads import HeadShape
 from neve.layers.joint import JointModule
 from neve.layers.mlp import gated
-from neve.layers.moe import Experts, Routing
+from neve.layers.moe import Routing
 from neve.layers.norms import RMSNorm
 from neve.layers.short_conv import ShortConv
-from neve.layers.stream import Delta, Normed, Stream, project
+from neve.layers.sparse_mlp import SparseMLP
+from neve.layers.stream import Delta, Normed, project
 
 from .config import ExpertsConfig, Lfm2Config
 
 
-class Attention(JointModule):
+class Lfm2Attention(Attention):
     """Attention of one layer, with normed queries and keys."""
 
-    JOINT = ("q_proj", "k_proj", "v_proj")
-
-    def __init__(self, config: Lfm2Config, layer: int) -> None:
-        super().__init__()
-        dims, head_dim = config.hidden_size, config.head_dim
-        self.layer = layer
-        self.rope = config.rope
-        self.scoring = Scoring(head_dim**-0.5)
-        self.heads = HeadShape(config.num_attention_heads, config.num_key_value_heads, head_dim)
-        q_dims = config.num_attention_heads * head_dim
-        kv_dims = config.num_key_value_heads * head_dim
-        self.q_proj = nn.Linear(dims, q_dims, bias=False)
-        self.k_proj = nn.Linear(dims, kv_dims, bias=False)
-        self.v_proj = nn.Linear(dims, kv_dims, bias=False)
-        self.out_proj = nn.Linear(q_dims, dims, bias=False)
-        self.q_layernorm = RMSNorm(head_dim, eps=config.norm_eps)
-        self.k_layernorm = RMSNorm(head_dim, eps=config.norm_eps)
-
-    def __call__(self, x: Normed, context: ForwardContext) -> Delta:
-        """Return what is added to the stream, for `x [T, hidden]`."""
-        projected = Projected(
-            self.project_parts(x),
-            self.heads,
-            q_norm=self.q_layernorm,
-            k_norm=self.k_layernorm,
-            rope=self.rope,
-        )
-        out = context.attend_projected(self.layer, projected, self.scoring)
-        return Delta(self.out_proj, out)
+    OUTPUT = "out_proj"
+    Q_NORM, K_NORM = "q_layernorm", "k_layernorm"
 
 
 class GatedConv(nn.Module):
@@ -88,90 +64,71 @@ class DenseMLP(JointModule):
         self.w2 = nn.Linear(hidden_dims, dims, bias=False)
         self.w3 = nn.Linear(dims, hidden_dims, bias=False)
 
-    def __call__(self, x: Normed) -> Delta:
+    def delta(self, x: Normed) -> Delta:
         """Return what is added to the stream, for `x [T, dims]`."""
         return Delta(self.w2, gated(self, x))
 
 
-class SparseMLP(nn.Module):
-    """Experts behind a sigmoid router, whose bias enters the choice and not the weights."""
-
-    def __init__(self, dims: int, config: ExpertsConfig) -> None:
-        super().__init__()
-        self.routing = Routing(
-            config.num_experts_per_tok,
-            scores="sigmoid",
-            renormalise=config.norm_topk_prob,
-            epsilon=1e-6,  # as the makers' implementation has it
-            scale=config.routed_scaling_factor,
-        )
-        self.gate = nn.Linear(dims, config.num_experts, bias=False)
-        self.experts = Experts(config.num_experts, dims, config.intermediate_size)
-        if config.use_expert_bias:
-            self.expert_bias = mx.zeros((config.num_experts,))
-
-    def __call__(self, x: Normed) -> mx.array:
-        """Return what is added to the stream, for `x [T, dims]`."""
-        rows = x.computed()
-        chosen, weights = self.routing(self.gate(rows), self.get("expert_bias"))
-        return self.experts(rows, chosen, weights)
+def _experts(dims: int, config: ExpertsConfig) -> SparseMLP:
+    """Return experts behind a sigmoid router, whose bias enters the choice alone."""
+    routing = Routing(
+        config.num_experts_per_tok,
+        scores="sigmoid",
+        renormalise=config.norm_topk_prob,
+        epsilon=1e-6,  # as the makers' implementation has it
+        scale=config.routed_scaling_factor,
+    )
+    return SparseMLP(
+        dims,
+        config.intermediate_size,
+        config.num_experts,
+        routing,
+        bias=config.use_expert_bias,
+    )
 
 
-class Block(nn.Module):
+def _attention(config: Lfm2Config, layer: int) -> Attention:
+    head_dim, eps = config.head_dim, config.norm_eps
+    return Lfm2Attention(
+        config.hidden_size,
+        HeadShape(config.num_attention_heads, config.num_key_value_heads, head_dim),
+        layer,
+        rope=config.rope,
+        q_norm=RMSNorm(head_dim, eps=eps),
+        k_norm=RMSNorm(head_dim, eps=eps),
+    )
+
+
+class Lfm2Block(Block):
     """One layer: convolution or attention, then an MLP, each behind a norm and a residual."""
 
+    MLP = "feed_forward"
+    NORMS = ("operator_norm", "ffn_norm")
+
     def __init__(self, config: Lfm2Config, layer: int) -> None:
-        super().__init__()
-        dims, experts = config.hidden_size, config.experts
-        self.operator_norm = RMSNorm(dims, eps=config.norm_eps)
-        self.ffn_norm = RMSNorm(dims, eps=config.norm_eps)
-        if config.layer_types[layer] == "conv":
-            self.conv = GatedConv(config, layer)
-        else:
-            self.self_attn = Attention(config, layer)
+        dims, eps, experts = config.hidden_size, config.norm_eps, config.experts
+        convolves = config.layer_types[layer] == "conv"
+        mixer = GatedConv(config, layer) if convolves else _attention(config, layer)
         if experts is None or layer < experts.num_dense_layers:
-            self.feed_forward = DenseMLP(dims, config.intermediate_size)
+            mlp = DenseMLP(dims, config.intermediate_size)
         else:
-            self.feed_forward = SparseMLP(dims, experts)
-
-    def __call__(self, stream: Stream, context: ForwardContext) -> Stream:
-        """Return the stream `[T, hidden]` after the layer."""
-        mixer = self.conv if "conv" in self else self.self_attn
-        stream, normed = stream.norm(self.operator_norm)
-        stream = stream.add(mixer(normed, context))
-        stream, normed = stream.norm(self.ffn_norm)
-        return stream.add(self.feed_forward(normed))
+            mlp = _experts(dims, experts)
+        name = "conv" if convolves else "self_attn"
+        super().__init__(mixer, mlp, lambda: RMSNorm(dims, eps=eps), mixer_name=name)
 
 
-class Trunk(nn.Module):
-    """Embedding, layers and final norm."""
+class Lfm2Trunk(Trunk):
+    """A trunk whose final norm has another name."""
 
-    def __init__(self, config: Lfm2Config) -> None:
-        super().__init__()
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.layers = [Block(config, i) for i in range(config.num_hidden_layers)]
-        self.embedding_norm = RMSNorm(config.hidden_size, eps=config.norm_eps)
-
-    def __call__(self, batch: StepBatch, context: ForwardContext) -> mx.array:
-        """Return the normed hidden states `[R, hidden]` of the rows that want logits."""
-        stream = Stream(self.embed_tokens(batch.ids))
-        for block in self.layers:
-            stream = block(stream, context)
-        return stream.norm_rows(self.embedding_norm, batch.logit_rows)
+    NORM = "embedding_norm"
 
 
-class Lfm2(nn.Module):
+class Lfm2(DecoderModel):
     """The model with its head."""
 
     def __init__(self, config: Lfm2Config) -> None:
-        super().__init__()
-        self.model = Trunk(config)
-        if not config.tie_word_embeddings:
-            self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-
-    def __call__(self, batch: StepBatch, context: ForwardContext) -> mx.array:
-        """Return logits `[R, vocab_size]`."""
-        hidden = self.model(batch, context)
-        if "lm_head" in self:
-            return self.lm_head(hidden)
-        return self.model.embed_tokens.as_linear(hidden)
+        dims, num_layers = config.hidden_size, config.num_hidden_layers
+        layers = [Lfm2Block(config, layer) for layer in range(num_layers)]
+        norm = RMSNorm(dims, eps=config.norm_eps)
+        trunk = Lfm2Trunk(config.vocab_size, dims, layers, norm)
+        super().__init__(trunk, tied=config.tie_word_embeddings)

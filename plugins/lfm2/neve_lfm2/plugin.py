@@ -13,20 +13,12 @@ from neve.contract.cache_spec import (
     layer_routes,
 )
 from neve.contract.hooks import hookimpl
-from neve.contract.plan import (
-    ColdEligibility,
-    ExecutionPlan,
-    FamilyInfo,
-    ModelShape,
-    OutputProtocol,
-)
+from neve.contract.plan import FamilyInfo, OutputProtocol
 from neve.contract.sidecar import SidecarPolicy, recurrent_policy
 
 if TYPE_CHECKING:
-    import mlx.core as mx
     import mlx.nn as nn
 
-    from neve.contract.forward import ForwardContext, StepBatch
     from neve.contract.weights import Weights
 
     from .config import Lfm2Config
@@ -35,7 +27,7 @@ if TYPE_CHECKING:
 @hookimpl
 def family_info() -> FamilyInfo:
     """Name the family."""
-    return FamilyInfo("lfm2", 1, ["lfm2", "lfm2_moe"], "neve-lfm2")
+    return FamilyInfo("lfm2", 2, ["lfm2", "lfm2_moe"], "neve-lfm2")
 
 
 @hookimpl
@@ -44,14 +36,6 @@ def parse_config(raw: Mapping[str, Any]) -> Lfm2Config:
     from .config import parse
 
     return parse(raw)
-
-
-@hookimpl
-def model_shape(config: Lfm2Config) -> ModelShape:
-    """State the sizes."""
-    return ModelShape(
-        config.vocab_size, config.max_position_embeddings, config.num_hidden_layers
-    )
 
 
 @hookimpl
@@ -66,29 +50,11 @@ def declare_cache_groups(config: Lfm2Config) -> CacheLayout:
 @hookimpl
 def build_model(config: Lfm2Config, weights: Weights) -> nn.Module:
     """Build the model and take its weights."""
-    from neve.layers.joint import join_layers
-
     from .model import Lfm2
     from .weights import own_weights
 
-    model = Lfm2(config)
-    own_weights(config, weights).load_into(model, keep_float32=["expert_bias"])
-    join_layers(model)
-    return model
-
-
-@hookimpl
-def forward(model: nn.Module, batch: StepBatch, context: ForwardContext) -> mx.array:
-    """Compute logits `[R, vocab_size]`."""
-    return model(batch, context)
-
-
-@hookimpl
-def cold_restore_eligibility(config: Lfm2Config | None) -> ColdEligibility:
-    """Answer for the cold tier."""
-    return ColdEligibility(
-        True, "its blocks and its sidecars hold all that a prefix leaves behind"
-    )
+    own = own_weights(config, weights)
+    return Lfm2(config).with_weights(own, keep_float32=["expert_bias"])
 
 
 @hookimpl
@@ -96,12 +62,6 @@ def build_sidecar_policy(config: Lfm2Config, dtype: str) -> SidecarPolicy | None
     """State what its recurrent layers leave behind; None without such layers."""
     layout = declare_cache_groups(config)
     return recurrent_policy("conv_state", layout, dtype) if layout.states else None
-
-
-@hookimpl
-def execution_plan(config: Lfm2Config) -> ExecutionPlan:
-    """Ask for nothing special."""
-    return ExecutionPlan()
 
 
 @hookimpl

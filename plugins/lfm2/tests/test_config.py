@@ -17,12 +17,14 @@ from neve.contract.cache_spec import (
 )
 from neve.contract.errors import ConfigError, UnsupportedModelError
 from neve.contract.forward import RopeSpec
-from neve.contract.hooks import FamilyHooks
+from neve.contract.hooks import RequiredHooks
 from neve.contract.sidecar import SidecarLayout, SidecarPolicy, SidecarTensor
+from neve.families import load_family
 from neve_lfm2.config import ExpertsConfig, parse
 
-# pyright checks names, arguments and results of all hooks here
-hooks: FamilyHooks = neve_lfm2.plugin
+# pyright checks names, arguments and results of the required hooks here
+hooks: RequiredHooks = neve_lfm2.plugin
+FAMILY = load_family("lfm2", hooks)
 
 DENSE = {
     "model_type": "lfm2",
@@ -202,14 +204,14 @@ def test_a_block_is_not_all_there_is_of_a_prefix():
     assert hooks.declare_cache_groups(config) == CacheLayout(
         [FullAttention(8, 16)], routes, states=[rows]
     )
-    assert hooks.build_sidecar_policy(config, "bfloat16") == SidecarPolicy(
+    assert FAMILY.build_sidecar_policy(config, "bfloat16") == SidecarPolicy(
         "conv_state", sidecar
     )
-    assert hooks.cold_restore_eligibility(config).eligible
+    assert FAMILY.cold_restore_eligibility(config).eligible
 
 
 def test_without_convolutions_there_is_no_sidecar():
     """SD-3: then blocks hold all that a prefix leaves behind."""
     config = parse(DENSE | {"full_attn_idxs": [0, 1, 2, 3]})
 
-    assert hooks.build_sidecar_policy(config, "float32") is None
+    assert FAMILY.build_sidecar_policy(config, "float32") is None

@@ -50,6 +50,11 @@ class MuseGlimmerConfig:
     attention_bias: bool
     tie_word_embeddings: bool
 
+    @property
+    def num_hidden_layers(self) -> int:
+        """Layers."""
+        return len(self.ropes)
+
 
 def parse(raw_config: Mapping[str, Any]) -> MuseGlimmerConfig:
     """Return the config of the text model of a Muse-Glimmer checkpoint.

@@ -7,20 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from neve.contract.cache_spec import CacheLayout, FullAttention, SlidingWindow, layer_routes
 from neve.contract.hooks import hookimpl
-from neve.contract.plan import (
-    ColdEligibility,
-    ExecutionPlan,
-    FamilyInfo,
-    ModelShape,
-    OutputProtocol,
-)
+from neve.contract.plan import ExecutionPlan, FamilyInfo, OutputProtocol
 from neve.contract.sidecar import SidecarPolicy, anchor_grid, window_policy
 
 if TYPE_CHECKING:
-    import mlx.core as mx
     import mlx.nn as nn
 
-    from neve.contract.forward import ForwardContext, StepBatch
     from neve.contract.weights import Weights
 
     from .config import MuseGlimmerConfig
@@ -33,7 +25,7 @@ ANCHORS = anchor_grid(0, 5)
 def family_info() -> FamilyInfo:
     """Name the family; a text-only checkpoint has the type of its text model."""
     types = ["muse_glimmer", "muse_glimmer_text"]
-    return FamilyInfo("muse_glimmer", 1, types, "neve-muse-glimmer")
+    return FamilyInfo("muse_glimmer", 2, types, "neve-muse-glimmer")
 
 
 @hookimpl
@@ -42,12 +34,6 @@ def parse_config(raw: Mapping[str, Any]) -> MuseGlimmerConfig:
     from .config import parse
 
     return parse(raw)
-
-
-@hookimpl
-def model_shape(config: MuseGlimmerConfig) -> ModelShape:
-    """State the sizes."""
-    return ModelShape(config.vocab_size, config.max_position_embeddings, len(config.ropes))
 
 
 @hookimpl
@@ -74,20 +60,6 @@ def build_model(config: MuseGlimmerConfig, weights: Weights) -> nn.Module:
 
 
 @hookimpl
-def forward(model: nn.Module, batch: StepBatch, context: ForwardContext) -> mx.array:
-    """Compute logits `[R, vocab_size]`."""
-    return model(batch, context)
-
-
-@hookimpl
-def cold_restore_eligibility(config: MuseGlimmerConfig | None) -> ColdEligibility:
-    """Answer for the cold tier."""
-    return ColdEligibility(
-        True, "its blocks and its sidecars hold all that a prefix leaves behind"
-    )
-
-
-@hookimpl
 def build_sidecar_policy(config: MuseGlimmerConfig, dtype: str) -> SidecarPolicy | None:
     """State what its windows leave behind; None without any."""
     return window_policy(declare_cache_groups(config), dtype, anchors=ANCHORS)
@@ -95,7 +67,7 @@ def build_sidecar_policy(config: MuseGlimmerConfig, dtype: str) -> SidecarPolicy
 
 @hookimpl
 def execution_plan(config: MuseGlimmerConfig) -> ExecutionPlan:
-    """Ask that a preempted turn is always computed again."""
+    """Ask that a preempted request is always computed again."""
     return ExecutionPlan(spill=False)
 
 

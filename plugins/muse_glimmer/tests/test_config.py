@@ -10,13 +10,15 @@ import neve_muse_glimmer.plugin
 from neve.contract.cache_spec import CacheLayout, FullAttention, Owned, SlidingWindow
 from neve.contract.errors import ConfigError, UnsupportedModelError
 from neve.contract.forward import RopeSpec
-from neve.contract.hooks import FamilyHooks
+from neve.contract.hooks import RequiredHooks
 from neve.contract.plan import ExecutionPlan
 from neve.contract.sidecar import SidecarLayout, SidecarPolicy, SidecarTensor
+from neve.families import load_family
 from neve_muse_glimmer.config import MuseGlimmerConfig, parse
 
-# pyright checks names, arguments and results of all hooks here
-hooks: FamilyHooks = neve_muse_glimmer.plugin
+# pyright checks names, arguments and results of the required hooks here
+hooks: RequiredHooks = neve_muse_glimmer.plugin
+FAMILY = load_family("muse_glimmer", hooks)
 
 ROPE = RopeSpec(32, 5e5)
 BASE = {
@@ -236,17 +238,17 @@ def test_windows_and_full_attention_are_two_groups():
     assert hooks.declare_cache_groups(config) == CacheLayout(
         [SlidingWindow(window=24, kv_heads=2, head_dim=32), FullAttention(2, 32)], routes
     )
-    assert hooks.build_sidecar_policy(config, "bfloat16") == SidecarPolicy(
+    assert FAMILY.build_sidecar_policy(config, "bfloat16") == SidecarPolicy(
         "sliding_window", SidecarLayout(4, rows), 2, (1, 4, 16, 64, 256)
     )
-    assert hooks.cold_restore_eligibility(config).eligible
+    assert FAMILY.cold_restore_eligibility(config).eligible
 
 
 def test_without_windows_there_is_no_sidecar():
     """SD-5: then blocks hold all that a prefix leaves behind."""
     config = parse(BASE | {"layer_types": [FULL] * 6, "layer_rope_theta": [0] * 6})
 
-    assert hooks.build_sidecar_policy(config, "float32") is None
+    assert FAMILY.build_sidecar_policy(config, "float32") is None
 
 
 def test_a_preempted_turn_is_not_spilled():

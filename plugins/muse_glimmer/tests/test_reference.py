@@ -130,9 +130,9 @@ def test_nothing_widens_the_residual_stream(checkpoint, monkeypatch):
     def spy(cls: Any, seen: list[mx.Dtype], result: bool) -> None:
         call = cls.__call__
 
-        def spied(self: Any, x: Any, context: Any) -> mx.array:
+        def spied(self: Any, x: Any, context: Any) -> Any:
             out = call(self, x, context)
-            seen.append(out.dtype if result else x.computed().dtype)
+            seen.append(out.logits.dtype if result else x.computed().dtype)
             return out
 
         monkeypatch.setattr(cls, "__call__", spied)

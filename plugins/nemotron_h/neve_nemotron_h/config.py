@@ -129,6 +129,11 @@ class NemotronHConfig:
     intermediate_size: int | None
     experts: ExpertsConfig | None
 
+    @property
+    def num_hidden_layers(self) -> int:
+        """Layers."""
+        return len(self.layer_types)
+
 
 def _refuse(raw: Mapping[str, Any], supported: Mapping[str, object]) -> None:
     for key, value in supported.items():

@@ -9,11 +9,11 @@ from __future__ import annotations
 import mlx.core as mx
 import mlx.nn as nn
 
-from neve.contract.forward import ForwardContext, Scoring, State
+from neve.contract.forward import ForwardContext, State
+from neve.layers.attention import Attention
 from neve.layers.fusion import fused
 from neve.layers.gated_norm import GatedGroupNorm
-from neve.layers.heads import HeadShape, Projected
-from neve.layers.joint import JointModule
+from neve.layers.heads import HeadShape
 from neve.layers.mamba2 import Rates, mamba2_mixed
 from neve.layers.moe import Experts, Routing
 from neve.layers.short_conv import ShortConv
@@ -60,29 +60,10 @@ class Mamba(nn.Module):
         return out.flatten(-2), (conv, matrices)
 
 
-class Attention(JointModule):
-    """Causal attention without positions."""
-
-    JOINT = ("q_proj", "k_proj", "v_proj")
-
-    def __init__(self, dims: int, config: AttentionConfig, layer: int) -> None:
-        super().__init__()
-        q_dims, kv_dims = (
-            heads * config.head_dim for heads in (config.num_heads, config.num_kv_heads)
-        )
-        self.layer = layer
-        self.scoring = Scoring(config.head_dim**-0.5)
-        self.heads = HeadShape(config.num_heads, config.num_kv_heads, config.head_dim)
-        self.q_proj = nn.Linear(dims, q_dims, bias=config.bias)
-        self.k_proj = nn.Linear(dims, kv_dims, bias=config.bias)
-        self.v_proj = nn.Linear(dims, kv_dims, bias=config.bias)
-        self.o_proj = nn.Linear(q_dims, dims, bias=config.bias)
-
-    def __call__(self, x: Normed, context: ForwardContext) -> Delta:
-        """Return what is added to the stream, for `x [T, hidden]`."""
-        projected = Projected(self.project_parts(x), self.heads)
-        out = context.attend_projected(self.layer, projected, self.scoring)
-        return Delta(self.o_proj, out)
+def attention(dims: int, config: AttentionConfig, layer: int) -> Attention:
+    """Return causal attention without positions."""
+    heads = HeadShape(config.num_heads, config.num_kv_heads, config.head_dim)
+    return Attention(dims, heads, layer, rope=None, bias=config.bias)
 
 
 @fused

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import mlx.core as mx
 import mlx.nn as nn
 
-from neve.contract.forward import ForwardContext, StepBatch
+from neve.contract.forward import ForwardContext
+from neve.layers.attention import Attention
+from neve.layers.decoder import DecoderModel, Trunk
 from neve.layers.norms import RMSNorm
 from neve.layers.stream import Stream
 
 from .config import NemotronHConfig
-from .mixers import MLP, Attention, Mamba, MoE
+from .mixers import MLP, Mamba, MoE, attention
 
 
 def _mixer(config: NemotronHConfig, layer: int) -> nn.Module:
@@ -18,7 +19,7 @@ def _mixer(config: NemotronHConfig, layer: int) -> nn.Module:
     if kind == "mamba" and config.mamba is not None:
         return Mamba(dims, config.mamba, layer, eps=config.norm_eps)
     if kind == "attention" and config.attention is not None:
-        return Attention(dims, config.attention, layer)
+        return attention(dims, config.attention, layer)
     if kind == "mlp" and config.intermediate_size is not None:
         return MLP(dims, config.intermediate_size, bias=config.mlp_bias)
     if kind == "moe" and config.experts is not None:
@@ -44,35 +45,21 @@ class Block(nn.Module):
         return stream.add(self.mixer(normed.computed()))
 
 
-class Backbone(nn.Module):
+class Backbone(Trunk):
     """Embedding, layers and final norm."""
 
-    def __init__(self, config: NemotronHConfig) -> None:
-        super().__init__()
-        self.embeddings = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.layers = [Block(config, i) for i in range(len(config.layer_types))]
-        self.norm_f = RMSNorm(config.hidden_size, eps=config.norm_eps)
-
-    def __call__(self, batch: StepBatch, context: ForwardContext) -> mx.array:
-        """Return the normed hidden states `[R, hidden]` of the rows that want logits."""
-        stream = Stream(self.embeddings(batch.ids))
-        for block in self.layers:
-            stream = block(stream, context)
-        return stream.norm_rows(self.norm_f, batch.logit_rows)
+    EMBEDDING = "embeddings"
+    NORM = "norm_f"
 
 
-class NemotronH(nn.Module):
+class NemotronH(DecoderModel):
     """The model with its head."""
 
-    def __init__(self, config: NemotronHConfig) -> None:
-        super().__init__()
-        self.backbone = Backbone(config)
-        if not config.tie_word_embeddings:
-            self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+    TRUNK = "backbone"
 
-    def __call__(self, batch: StepBatch, context: ForwardContext) -> mx.array:
-        """Return logits `[R, vocab_size]`."""
-        hidden = self.backbone(batch, context)
-        if "lm_head" in self:
-            return self.lm_head(hidden)
-        return self.backbone.embeddings.as_linear(hidden)
+    def __init__(self, config: NemotronHConfig) -> None:
+        dims = config.hidden_size
+        layers = [Block(config, layer) for layer in range(len(config.layer_types))]
+        norm = RMSNorm(dims, eps=config.norm_eps)
+        backbone = Backbone(config.vocab_size, dims, layers, norm)
+        super().__init__(backbone, tied=config.tie_word_embeddings)

@@ -13,20 +13,11 @@ from neve.contract.cache_spec import (
     layer_routes,
 )
 from neve.contract.hooks import hookimpl
-from neve.contract.plan import (
-    ColdEligibility,
-    ExecutionPlan,
-    FamilyInfo,
-    ModelShape,
-    OutputProtocol,
-)
-from neve.contract.sidecar import SidecarPolicy, recurrent_policy
+from neve.contract.plan import ExecutionPlan, FamilyInfo, OutputProtocol
 
 if TYPE_CHECKING:
-    import mlx.core as mx
     import mlx.nn as nn
 
-    from neve.contract.forward import ForwardContext, StepBatch
     from neve.contract.weights import Weights
 
     from .config import MambaConfig, NemotronHConfig
@@ -35,7 +26,7 @@ if TYPE_CHECKING:
 @hookimpl
 def family_info() -> FamilyInfo:
     """Name the family."""
-    return FamilyInfo("nemotron_h", 1, ["nemotron_h"], "neve-nemotron-h")
+    return FamilyInfo("nemotron_h", 2, ["nemotron_h"], "neve-nemotron-h")
 
 
 @hookimpl
@@ -44,14 +35,6 @@ def parse_config(raw: Mapping[str, Any]) -> NemotronHConfig:
     from .config import parse
 
     return parse(raw)
-
-
-@hookimpl
-def model_shape(config: NemotronHConfig) -> ModelShape:
-    """State the sizes."""
-    return ModelShape(
-        config.vocab_size, config.max_position_embeddings, len(config.layer_types)
-    )
 
 
 def _state(mamba: MambaConfig) -> RecurrentState:
@@ -79,36 +62,11 @@ def declare_cache_groups(config: NemotronHConfig) -> CacheLayout:
 @hookimpl
 def build_model(config: NemotronHConfig, weights: Weights) -> nn.Module:
     """Build the model and take its weights."""
-    from neve.layers.joint import join_layers
-
     from .model import NemotronH
     from .weights import KEEP_FLOAT32, own_weights
 
-    model = NemotronH(config)
-    own_weights(config, weights).load_into(model, keep_float32=KEEP_FLOAT32)
-    join_layers(model)
-    return model
-
-
-@hookimpl
-def forward(model: nn.Module, batch: StepBatch, context: ForwardContext) -> mx.array:
-    """Compute logits `[R, vocab_size]`."""
-    return model(batch, context)
-
-
-@hookimpl
-def cold_restore_eligibility(config: NemotronHConfig | None) -> ColdEligibility:
-    """Answer for the cold tier."""
-    return ColdEligibility(
-        True, "its blocks and its sidecars hold all that a prefix leaves behind"
-    )
-
-
-@hookimpl
-def build_sidecar_policy(config: NemotronHConfig, dtype: str) -> SidecarPolicy | None:
-    """State what its recurrent layers leave behind; None without such layers."""
-    layout = declare_cache_groups(config)
-    return recurrent_policy("ssm_state", layout, dtype) if layout.states else None
+    own = own_weights(config, weights)
+    return NemotronH(config).with_weights(own, keep_float32=KEEP_FLOAT32)
 
 
 @hookimpl

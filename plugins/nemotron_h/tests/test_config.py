@@ -17,13 +17,15 @@ from neve.contract.cache_spec import (
     Uncached,
 )
 from neve.contract.errors import ConfigError, UnsupportedModelError
-from neve.contract.hooks import FamilyHooks
+from neve.contract.hooks import RequiredHooks
 from neve.contract.plan import ExecutionPlan
 from neve.contract.sidecar import SidecarLayout, SidecarPolicy, SidecarTensor
+from neve.families import load_family
 from neve_nemotron_h.config import AttentionConfig, ExpertsConfig, MambaConfig, parse
 
-# pyright checks names, arguments and results of all hooks here
-hooks: FamilyHooks = neve_nemotron_h.plugin
+# pyright checks names, arguments and results of the required hooks here
+hooks: RequiredHooks = neve_nemotron_h.plugin
+FAMILY = load_family("nemotron_h", hooks)
 
 INF = float("inf")
 PATTERN = "ME*-M"
@@ -156,7 +158,7 @@ def test_ways_to_name_the_layers(keys: dict[str, Any]):
     config = parse(BASE | keys)
 
     assert config.layer_types == TYPES
-    assert hooks.model_shape(config).num_layers == 5
+    assert FAMILY.model_shape(config).num_layers == 5
 
 
 @pytest.mark.parametrize(
@@ -306,10 +308,10 @@ def test_a_block_is_not_all_there_is_of_a_prefix():
     assert hooks.declare_cache_groups(config) == CacheLayout(
         [FullAttention(8, 128)], routes, states=[state]
     )
-    assert hooks.build_sidecar_policy(config, "bfloat16") == SidecarPolicy(
+    assert FAMILY.build_sidecar_policy(config, "bfloat16") == SidecarPolicy(
         "ssm_state", SidecarLayout(2, tensors)
     )
-    assert hooks.cold_restore_eligibility(config).eligible
+    assert FAMILY.cold_restore_eligibility(config).eligible
 
 
 @pytest.mark.parametrize(("pattern", "chunk"), [(PATTERN, 64), ("*-", None)])

@@ -12,12 +12,15 @@ import pytest
 import neve
 import neve_nemotron_h.plugin as hooks
 from neve.checkpoint.checkpoint import open_checkpoint
+from neve.families import load_family
 from neve.forward.flat_context import FlatContext
 from neve.forward.step_batch import RowInput, build_step_batch
 from neve.model import Model
 from neve.pools.flat_cache import FlatCache
 from neve.testing.golden import read_goldens
 from neve.testing.parity import at_once, logit_distance, one_by_one, tokens
+
+FAMILY = load_family("nemotron_h", hooks)
 
 pytestmark = pytest.mark.mlx
 
@@ -109,7 +112,7 @@ class FlatRun:
         for start in range(0, len(ids), cut):
             batch = build_step_batch([RowInput(start, ids[start : start + cut])], None)
             context = FlatContext(self._layout, [cache], batch)
-            results.append(hooks.forward(self._model, batch, context))
+            results.append(FAMILY.forward(self._model, batch, context).logits)
             mx.eval(results[-1], cache.arrays())
         return np.array(mx.concatenate(results))
 

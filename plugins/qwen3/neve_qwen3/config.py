@@ -7,88 +7,39 @@ from typing import Any
 
 import attrs
 
-from neve.checkpoint.config import Section, epsilon, layers, size, tokens, vocabulary
+from neve.checkpoint.config import Section, tokens
+from neve.checkpoint.dense_config import DenseConfig, DenseKeys
 from neve.contract.errors import UnsupportedModelError
-from neve.contract.forward import RopeSpec
 from neve.layers.rope_config import read_rope
 
 _ROPE_BASE = 1_000_000.0
 
 
 @attrs.frozen(kw_only=True)
-class Qwen3Config:
-    """A dense Qwen3 model.
-
-    Attributes:
-        head_dim: Width of a head; `num_attention_heads * head_dim` need not be `hidden_size`.
-        rope: The rotary embedding of every layer.
-    """
-
-    hidden_size: int
-    num_hidden_layers: int
-    intermediate_size: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    head_dim: int
-    vocab_size: int
-    max_position_embeddings: int
-    rms_norm_eps: float
-    tie_word_embeddings: bool
-    attention_bias: bool
-    rope: RopeSpec
+class Qwen3Config(DenseConfig):
+    """A dense Qwen3 model."""
 
 
 @attrs.frozen(kw_only=True)
-class _Raw:
+class _Keys(DenseKeys):
     """The keys that are read, with the defaults of the released configs."""
 
-    hidden_size: int = size()
-    num_hidden_layers: int = layers()
-    intermediate_size: int = size()
-    num_attention_heads: int = size()
-    num_key_value_heads: int | None = size(None)
-    head_dim: int | None = size(None)
-    vocab_size: int = vocabulary()
     max_position_embeddings: int = tokens(32768)
-    rms_norm_eps: float = epsilon(1e-6)
-    tie_word_embeddings: bool = False
-    attention_bias: bool = False
-    hidden_act: str = "silu"
     use_sliding_window: bool = False
 
 
-def _refuse_variants(raw: _Raw) -> None:
-    if raw.hidden_act != "silu":
-        raise UnsupportedModelError(
-            f"hidden_act {raw.hidden_act!r} is not supported, only silu"
-        )
-    if raw.use_sliding_window:
-        raise UnsupportedModelError("Qwen3 with use_sliding_window is not supported")
-
-
-def parse(raw_config: Mapping[str, Any]) -> Qwen3Config:
+def parse(raw: Mapping[str, Any]) -> Qwen3Config:
     """Return the config of a Qwen3 checkpoint.
 
     Raises:
         ConfigError: A key is missing, of the wrong type or out of range.
         UnsupportedModelError: Sliding windows, or an activation other than SiLU.
     """
-    text = Section(raw_config)
-    raw = text.read(_Raw)
-    _refuse_variants(raw)
-    head_dim = text.head_dim(raw, raw.head_dim)
-    rope = read_rope(text.keys, base=_ROPE_BASE)
-    return Qwen3Config(
-        hidden_size=raw.hidden_size,
-        num_hidden_layers=raw.num_hidden_layers,
-        intermediate_size=raw.intermediate_size,
-        num_attention_heads=raw.num_attention_heads,
-        num_key_value_heads=text.kv_heads(raw),
-        head_dim=head_dim,
-        vocab_size=raw.vocab_size,
-        max_position_embeddings=raw.max_position_embeddings,
-        rms_norm_eps=raw.rms_norm_eps,
-        tie_word_embeddings=raw.tie_word_embeddings,
-        attention_bias=raw.attention_bias,
-        rope=rope.spec(head_dim, max_context=raw.max_position_embeddings),
+    section = Section(raw)
+    keys = section.read(_Keys)
+    if keys.use_sliding_window:
+        raise UnsupportedModelError("Qwen3 with use_sliding_window is not supported")
+    rope = read_rope(section.keys, base=_ROPE_BASE).spec(
+        section.head_dim(keys, keys.head_dim), max_context=keys.max_position_embeddings
     )
+    return Qwen3Config.of(section, keys, rope)

@@ -7,20 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from neve.contract.cache_spec import CacheLayout, FullAttention, uniform_layout
 from neve.contract.hooks import hookimpl
-from neve.contract.plan import (
-    ColdEligibility,
-    ExecutionPlan,
-    FamilyInfo,
-    ModelShape,
-    OutputProtocol,
-)
-from neve.contract.sidecar import SidecarPolicy
+from neve.contract.plan import FamilyInfo, OutputProtocol
 
 if TYPE_CHECKING:
-    import mlx.core as mx
     import mlx.nn as nn
 
-    from neve.contract.forward import ForwardContext, StepBatch
     from neve.contract.weights import Weights
 
     from .config import Qwen3Config
@@ -29,7 +20,7 @@ if TYPE_CHECKING:
 @hookimpl
 def family_info() -> FamilyInfo:
     """Name the family."""
-    return FamilyInfo("qwen3", 1, ["qwen3"], "neve-qwen3")
+    return FamilyInfo("qwen3", 2, ["qwen3"], "neve-qwen3")
 
 
 @hookimpl
@@ -38,14 +29,6 @@ def parse_config(raw: Mapping[str, Any]) -> Qwen3Config:
     from .config import parse
 
     return parse(raw)
-
-
-@hookimpl
-def model_shape(config: Qwen3Config) -> ModelShape:
-    """State the sizes."""
-    return ModelShape(
-        config.vocab_size, config.max_position_embeddings, config.num_hidden_layers
-    )
 
 
 @hookimpl
@@ -58,41 +41,9 @@ def declare_cache_groups(config: Qwen3Config) -> CacheLayout:
 @hookimpl
 def build_model(config: Qwen3Config, weights: Weights) -> nn.Module:
     """Build the model and take its weights."""
-    from neve.layers.joint import join_layers
-
     from .model import Qwen3
 
-    model = Qwen3(config)
-    # tied checkpoints may still carry a copy of the embedding as head
-    if config.tie_word_embeddings:
-        weights = weights.renamed(lambda name: None if name == "lm_head.weight" else name)
-    weights.load_into(model)
-    join_layers(model)
-    return model
-
-
-@hookimpl
-def forward(model: nn.Module, batch: StepBatch, context: ForwardContext) -> mx.array:
-    """Compute logits `[R, vocab_size]`."""
-    return model(batch, context)
-
-
-@hookimpl
-def cold_restore_eligibility(config: Qwen3Config | None) -> ColdEligibility:
-    """Answer for the cold tier."""
-    return ColdEligibility(True, "every layer is in the pool: its blocks are the whole prefix")
-
-
-@hookimpl
-def build_sidecar_policy(config: Qwen3Config, dtype: str) -> SidecarPolicy | None:
-    """State that nothing is kept outside the blocks."""
-    return None
-
-
-@hookimpl
-def execution_plan(config: Qwen3Config) -> ExecutionPlan:
-    """Ask for nothing special."""
-    return ExecutionPlan()
+    return Qwen3(config).with_weights(weights)
 
 
 @hookimpl

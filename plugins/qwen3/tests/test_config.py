@@ -10,11 +10,13 @@ import neve_qwen3.plugin
 from neve.contract.cache_spec import FullAttention, uniform_layout
 from neve.contract.errors import ConfigError, UnsupportedModelError
 from neve.contract.forward import RopeSpec
-from neve.contract.hooks import FamilyHooks
+from neve.contract.hooks import RequiredHooks
+from neve.families import load_family
 from neve_qwen3.config import parse
 
-# pyright checks names, arguments and results of all hooks here
-hooks: FamilyHooks = neve_qwen3.plugin
+# pyright checks names, arguments and results of the required hooks here
+hooks: RequiredHooks = neve_qwen3.plugin
+FAMILY = load_family("qwen3", hooks)
 
 MANDATORY = {
     "hidden_size": 256,
@@ -92,4 +94,4 @@ def test_variants_are_refused(keys: dict[str, Any]):
 
 def test_prefixes_may_come_back_from_disk():
     """CT-1: blocks are all there is of a prefix."""
-    assert hooks.cold_restore_eligibility(None).eligible
+    assert FAMILY.cold_restore_eligibility(None).eligible

@@ -78,6 +78,11 @@ class Qwen35Config:
     delta: DeltaConfig
     rope: RopeSpec
 
+    @property
+    def num_hidden_layers(self) -> int:
+        """Layers."""
+        return len(self.full_attention)
+
 
 def parse(raw_config: Mapping[str, Any]) -> Qwen35Config:
     """Return the config of the text model of a Qwen3.5 checkpoint.

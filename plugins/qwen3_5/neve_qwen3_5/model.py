@@ -6,23 +6,25 @@ a step, whatever sequences they belong to.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 import mlx.core as mx
 import mlx.nn as nn
 
-from neve.contract.forward import ForwardContext, Scoring, State, StepBatch
+from neve.contract.forward import ForwardContext, State
+from neve.layers.attention import Attention
+from neve.layers.decoder import Block, DecoderModel, Trunk
 from neve.layers.fusion import fused
 from neve.layers.gated_delta import Columns, gated_delta_mixed
 from neve.layers.gated_norm import GatedRMSNorm
-from neve.layers.heads import HeadShape, Projected
+from neve.layers.heads import HeadShape
 from neve.layers.joint import JointModule
 from neve.layers.mlp import GatedMLP
 from neve.layers.moe import Experts, Routing
 from neve.layers.norms import ResidualNorm
 from neve.layers.short_conv import ShortConv
-from neve.layers.stream import Delta, Normed, Stream
+from neve.layers.stream import Delta, Normed
 
 from .config import ExpertsConfig, Qwen35Config
 
@@ -35,46 +37,33 @@ def _gated(x: mx.array, gate: mx.array) -> mx.array:
     return x * mx.sigmoid(gate)
 
 
-class Attention(JointModule):
+class GatedAttention(Attention):
     """Full attention of one layer, its output gated."""
 
-    JOINT = ("q_proj", "k_proj", "v_proj")
-
     def __init__(self, config: Qwen35Config, layer: int, norm: Norm) -> None:
-        super().__init__()
-        dims, head_dim, bias = config.hidden_size, config.head_dim, config.attention_bias
-        self.layer = layer
-        self.rope = config.rope
-        self.scoring = Scoring(head_dim**-0.5)
-        self.heads = HeadShape(
+        head_dim = config.head_dim
+        heads = HeadShape(
             config.num_attention_heads,
             config.num_key_value_heads,
             head_dim,
             query_stride=2 * head_dim,
         )
-        q_dims = config.num_attention_heads * head_dim
-        kv_dims = config.num_key_value_heads * head_dim
-        self.q_proj = nn.Linear(dims, 2 * q_dims, bias=bias)
-        self.k_proj = nn.Linear(dims, kv_dims, bias=bias)
-        self.v_proj = nn.Linear(dims, kv_dims, bias=bias)
-        self.o_proj = nn.Linear(q_dims, dims, bias=bias)
-        self.q_norm = norm(head_dim)
-        self.k_norm = norm(head_dim)
-
-    def __call__(self, x: Normed, context: ForwardContext) -> Delta:
-        """Return what is added to the stream, for `x [T, hidden]`."""
-        parts = self.project_parts(x)
-        projected = Projected(
-            parts, self.heads, q_norm=self.q_norm, k_norm=self.k_norm, rope=self.rope
+        super().__init__(
+            config.hidden_size,
+            heads,
+            layer,
+            rope=config.rope,
+            bias=config.attention_bias,
+            q_norm=norm(head_dim),
+            k_norm=norm(head_dim),
         )
-        out = context.attend_projected(self.layer, projected, self.scoring)
-        return Delta(self.o_proj, _gated(out, self._gate(parts[0])))
 
-    def _gate(self, rows: mx.array) -> mx.array:
-        """Return `[T, Hq, D]`: each head's gate lies behind its query."""
-        heads = self.heads
-        queries = rows[:, : heads.ends[0]].reshape(-1, heads.num_heads, heads.query_stride)
-        return queries[..., heads.head_dim :]
+    def gated(self, heads: mx.array, parts: Sequence[mx.array]) -> mx.array:
+        """Return the heads `[T, Hq, D]` gated: each head's gate lies behind its query."""
+        shape = self.heads
+        rows = parts[0][:, : shape.ends[0]]
+        queries = rows.reshape(-1, shape.num_heads, shape.query_stride)
+        return _gated(heads, queries[..., shape.head_dim :])
 
 
 class GatedDeltaNet(JointModule):
@@ -85,7 +74,7 @@ class GatedDeltaNet(JointModule):
 
     JOINT = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
 
-    def __init__(self, config: Qwen35Config, layer: int) -> None:
+    def __init__(self, config: Qwen35Config, layer: int, norm: Norm) -> None:
         super().__init__()
         delta, dims = config.delta, config.hidden_size
         value_dims = delta.value_heads * delta.value_dim
@@ -119,7 +108,7 @@ class GatedDeltaNet(JointModule):
         return out, (conv, matrices)
 
 
-class SparseMLP(JointModule):
+class SharedSparseMLP(JointModule):
     """Experts of which a few compute a token, and one that computes all, behind a gate."""
 
     JOINT = ("gate", "shared_expert_gate")
@@ -140,56 +129,18 @@ class SparseMLP(JointModule):
         return self.experts(rows, chosen, weights) + _gated(self.shared_expert(rows), gate)
 
 
-class Block(nn.Module):
-    """One layer: a mixer of tokens and an MLP, each behind a norm and a residual."""
-
-    def __init__(self, config: Qwen35Config, layer: int, norm: Norm) -> None:
-        super().__init__()
-        dims, mlp = config.hidden_size, config.mlp
-        if config.full_attention[layer]:
-            self.self_attn = Attention(config, layer, norm)
-        else:
-            self.linear_attn = GatedDeltaNet(config, layer)
-        self.mlp = GatedMLP(dims, mlp) if isinstance(mlp, int) else SparseMLP(dims, mlp)
-        self.input_layernorm = norm(dims)
-        self.post_attention_layernorm = norm(dims)
-
-    def __call__(self, stream: Stream, context: ForwardContext) -> Stream:
-        """Return the stream `[T, hidden]` after the layer."""
-        mixer = self.self_attn if "self_attn" in self else self.linear_attn
-        stream, normed = stream.norm(self.input_layernorm)
-        stream = stream.add(mixer(normed, context))
-        stream, normed = stream.norm(self.post_attention_layernorm)
-        return stream.add(self.mlp.delta(normed))
+def _block(config: Qwen35Config, layer: int, norm: Norm) -> Block:
+    """Return one layer: a mixer of tokens and an MLP, each behind a norm and a residual."""
+    dims, mlp, full = config.hidden_size, config.mlp, config.full_attention[layer]
+    kind = GatedAttention if full else GatedDeltaNet
+    mixer = kind(config, layer, norm)
+    feed_forward = GatedMLP(dims, mlp) if isinstance(mlp, int) else SharedSparseMLP(dims, mlp)
+    name = "self_attn" if full else "linear_attn"
+    return Block(mixer, feed_forward, lambda: norm(dims), mixer_name=name)
 
 
-class Trunk(nn.Module):
-    """Embedding, layers and final norm."""
-
-    def __init__(self, config: Qwen35Config, norm: Norm) -> None:
-        super().__init__()
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.layers = [Block(config, i, norm) for i in range(len(config.full_attention))]
-        self.norm = norm(config.hidden_size)
-
-    def __call__(self, batch: StepBatch, context: ForwardContext) -> mx.array:
-        """Return the normed hidden states `[R, hidden]` of the rows that want logits."""
-        stream = Stream(self.embed_tokens(batch.ids))
-        for block in self.layers:
-            stream = block(stream, context)
-        return stream.norm_rows(self.norm, batch.logit_rows)
-
-
-class Towers(nn.Module):
-    """What checkpoints call `model`: here the text model alone, without the vision tower."""
-
-    def __init__(self, config: Qwen35Config, norm: Norm) -> None:
-        super().__init__()
-        self.language_model = Trunk(config, norm)
-
-
-class Qwen35(nn.Module):
-    """The model with its head."""
+class Qwen35(DecoderModel):
+    """The model with its head; the vision tower is left out."""
 
     def __init__(self, config: Qwen35Config, norm: Norm) -> None:
         """Make the model.
@@ -199,15 +150,7 @@ class Qwen35(nn.Module):
             norm: Makes the norms of the residual stream and of heads: checkpoints store
                 their weights with or without the one.
         """
-        super().__init__()
-        self.model = Towers(config, norm)
-        if not config.tie_word_embeddings:
-            self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-
-    def __call__(self, batch: StepBatch, context: ForwardContext) -> mx.array:
-        """Return logits `[R, vocab_size]`."""
-        text = self.model.language_model
-        hidden = text(batch, context)
-        if "lm_head" in self:
-            return self.lm_head(hidden)
-        return text.embed_tokens.as_linear(hidden)
+        dims = config.hidden_size
+        layers = [_block(config, layer, norm) for layer in range(len(config.full_attention))]
+        trunk = Trunk(config.vocab_size, dims, layers, norm(dims))
+        super().__init__(trunk, tied=config.tie_word_embeddings, text_tower=True)

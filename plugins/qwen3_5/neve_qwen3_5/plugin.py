@@ -13,20 +13,12 @@ from neve.contract.cache_spec import (
     layer_routes,
 )
 from neve.contract.hooks import hookimpl
-from neve.contract.plan import (
-    ColdEligibility,
-    ExecutionPlan,
-    FamilyInfo,
-    ModelShape,
-    OutputProtocol,
-)
+from neve.contract.plan import FamilyInfo, OutputProtocol
 from neve.contract.sidecar import SidecarPolicy, recurrent_policy
 
 if TYPE_CHECKING:
-    import mlx.core as mx
     import mlx.nn as nn
 
-    from neve.contract.forward import ForwardContext, StepBatch
     from neve.contract.weights import Weights
 
     from .config import Qwen35Config
@@ -36,7 +28,7 @@ if TYPE_CHECKING:
 def family_info() -> FamilyInfo:
     """Name the family; a text-only checkpoint has the type of its text model."""
     types = ["qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"]
-    return FamilyInfo("qwen3_5", 1, types, "neve-qwen3-5")
+    return FamilyInfo("qwen3_5", 2, types, "neve-qwen3-5")
 
 
 @hookimpl
@@ -45,14 +37,6 @@ def parse_config(raw: Mapping[str, Any]) -> Qwen35Config:
     from .config import parse
 
     return parse(raw)
-
-
-@hookimpl
-def model_shape(config: Qwen35Config) -> ModelShape:
-    """State the sizes."""
-    return ModelShape(
-        config.vocab_size, config.max_position_embeddings, len(config.full_attention)
-    )
 
 
 @hookimpl
@@ -80,30 +64,10 @@ def build_model(config: Qwen35Config, weights: Weights) -> nn.Module:
 
 
 @hookimpl
-def forward(model: nn.Module, batch: StepBatch, context: ForwardContext) -> mx.array:
-    """Compute logits `[R, vocab_size]`."""
-    return model(batch, context)
-
-
-@hookimpl
-def cold_restore_eligibility(config: Qwen35Config | None) -> ColdEligibility:
-    """Answer for the cold tier."""
-    return ColdEligibility(
-        True, "its blocks and its sidecars hold all that a prefix leaves behind"
-    )
-
-
-@hookimpl
 def build_sidecar_policy(config: Qwen35Config, dtype: str) -> SidecarPolicy | None:
     """State what its recurrent layers leave behind; None without such layers."""
     layout = declare_cache_groups(config)
     return recurrent_policy("gdn_state", layout, dtype) if layout.states else None
-
-
-@hookimpl
-def execution_plan(config: Qwen35Config) -> ExecutionPlan:
-    """Ask for nothing special."""
-    return ExecutionPlan()
 
 
 @hookimpl

@@ -16,7 +16,6 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from neve.contract.weights import Weights
-from neve.layers.joint import join_layers
 from neve.layers.norms import RMSNorm, ZeroCentredRMSNorm
 from neve.layers.short_conv import taps
 
@@ -73,9 +72,6 @@ def build(config: Qwen35Config, weights: Weights) -> nn.Module:
     """
     layer = RMSNorm if _is_mlx_layout(weights) else ZeroCentredRMSNorm
     norm: Norm = partial(layer, eps=config.rms_norm_eps)
-    model = Qwen35(config, norm)
     renamed = weights.renamed(partial(_renamed, tied=config.tie_word_embeddings))
     regrouped = renamed.split(_parts).stacked("experts").mapped(_with_taps)
-    regrouped.load_into(model, keep_float32=("A_log",))
-    join_layers(model)
-    return model
+    return Qwen35(config, norm).with_weights(regrouped, keep_float32=("A_log",))

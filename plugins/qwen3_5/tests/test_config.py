@@ -12,12 +12,14 @@ import neve_qwen3_5.plugin
 from neve.contract.cache_spec import FullAttention, Owned, Recurrent, StateTensor
 from neve.contract.errors import ConfigError, UnsupportedModelError
 from neve.contract.forward import RopeSpec
-from neve.contract.hooks import FamilyHooks
+from neve.contract.hooks import RequiredHooks
 from neve.contract.sidecar import SidecarLayout, SidecarPolicy, SidecarTensor
+from neve.families import load_family
 from neve_qwen3_5.config import DeltaConfig, ExpertsConfig, parse
 
-# pyright checks names, arguments and results of all hooks here
-hooks: FamilyHooks = neve_qwen3_5.plugin
+# pyright checks names, arguments and results of the required hooks here
+hooks: RequiredHooks = neve_qwen3_5.plugin
+FAMILY = load_family("qwen3_5", hooks)
 
 DENSE: dict[str, Any] = {
     "model_type": "qwen3_5_text",
@@ -229,7 +231,7 @@ def test_a_block_is_not_all_there_is_of_a_prefix():
         SidecarTensor("recurrent", (12, 8, 16), "float32"),
     ]
 
-    assert hooks.build_sidecar_policy(config, "bfloat16") == SidecarPolicy(
+    assert FAMILY.build_sidecar_policy(config, "bfloat16") == SidecarPolicy(
         "gdn_state", SidecarLayout(5, tensors)
     )
-    assert hooks.cold_restore_eligibility(config).eligible
+    assert FAMILY.cold_restore_eligibility(config).eligible

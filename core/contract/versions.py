@@ -1,0 +1,50 @@
+"""What changed from one version of the hook specification to the next, hook by hook."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from .plan import HOOKSPEC_VERSION
+
+CHANGES: Mapping[int, Mapping[str, str]] = {
+    2: {
+        "family_info": "state hook specification 2",
+        "forward": (
+            "return neve.contract.forward.ForwardOutput(logits, hidden), logits being None if "
+            "no row wants any, hidden what batch.taps asks for (see neve.layers.taps); "
+            "or leave the hook out if the model returns one, as a DecoderModel of "
+            "neve.layers.decoder does"
+        ),
+        "build_model": (
+            "have the model pass Scoring(scale, softcap, sinks) of neve.contract.forward to "
+            "context.attend and context.attend_projected, in the place of scale= and softcap="
+        ),
+        "model_shape": (
+            "may be left out if the config has vocab_size, max_position_embeddings and "
+            "num_hidden_layers"
+        ),
+        "build_sidecar_policy": "may be left out if the cache layout says all",
+        "cold_restore_eligibility": "may be left out if the cache layout says all",
+    },
+}
+"""Version -> hook -> what a plugin written for the version before has to change there."""
+
+
+def changes_since(version: int, hooks: Collection[str]) -> Mapping[str, str] | None:
+    """Return what a plugin has to change to be of this version.
+
+    Args:
+        version: The version that the plugin was written for.
+        hooks: The hooks that it has.
+
+    Returns:
+        Hook -> what to change; None if the plugin is newer, or of a version that never was.
+    """
+    if not min(CHANGES) - 1 <= version < HOOKSPEC_VERSION:
+        return None
+    changes: dict[str, list[str]] = {}
+    for later in range(version + 1, HOOKSPEC_VERSION + 1):
+        for hook, change in CHANGES[later].items():
+            if hook in hooks:
+                changes.setdefault(hook, []).append(change)
+    return {hook: "; then ".join(parts) for hook, parts in changes.items()}
