@@ -19,7 +19,6 @@ from neve.catalogue import (
     discover,
     load_family,
 )
-from neve.contract.hooks import HOOK_NAMES
 from neve.contract.cache_spec import (
     CacheLayout,
     FullAttention,

@@ -21,7 +21,7 @@ from ..pools.layer_pool import LayerPool
 from ..pools.state_store import StateStore
 
 if TYPE_CHECKING:
-    from ..families import Family
+    from ..catalogue import Family
 
 BLOCK_SIZE = 16
 

@@ -34,8 +34,9 @@ _GLOBAL_FUNCTION, _ABSOLUTE = 0x12, 0xFFF1
 _HASH, _NAMES, _SYMBOLS, _NAMES_SIZE, _SYMBOL_SIZE = 4, 5, 6, 10, 11
 
 _FILES: list[IO[bytes]] = []
-"""Unnamed files, open until the process ends. The dynamic linker identifies a library by its path,
-here the number of the open file, so a number must not be reused. A killed process leaves no file."""
+"""Unnamed files, open until the process ends. The dynamic linker identifies a library by its
+path, here the number of the open file, so a number must not be reused. A killed process leaves
+no file."""
 
 
 def expose(addresses: Mapping[str, int]) -> None:

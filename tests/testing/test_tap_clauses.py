@@ -12,8 +12,8 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 
+from neve.catalogue import Family
 from neve.contract.forward import FINAL, ForwardOutput, Tap
-from neve.families import Family
 from neve.testing.subject import Subject
 from neve.testing.tap_clauses import TapClauses, TappedModel, layers_of, rises_with, watched
 

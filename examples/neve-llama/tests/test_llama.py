@@ -12,9 +12,9 @@ import pytest
 
 import neve
 import neve_llama.plugin
+from neve.catalogue import load_family
 from neve.coldtier.admission.allowlist import COLD_RESTORE_FAMILIES
 from neve.contract.errors import UnsupportedModelError
-from neve.families import load_family
 from neve_llama.config import parse
 
 MANDATORY = {

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 import neve_gemma4.plugin
+from neve.catalogue import load_family
 from neve.contract.cache_spec import Alias, FullAttention, Owned, SlidingWindow
 from neve.contract.errors import ConfigError, UnsupportedModelError
 from neve.contract.forward import RopeSpec
 from neve.contract.hooks import RequiredHooks
 from neve.contract.sidecar import SidecarTensor
-from neve.families import load_family
 from neve_gemma4.config import ExpertsConfig, Gemma4Config, parse
 from neve_gemma4.rope import proportional
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 import neve_lfm2.plugin
+from neve.catalogue import load_family
 from neve.contract.cache_spec import (
     CacheLayout,
     FullAttention,
@@ -19,7 +20,6 @@ from neve.contract.errors import ConfigError, UnsupportedModelError
 from neve.contract.forward import RopeSpec
 from neve.contract.hooks import RequiredHooks
 from neve.contract.sidecar import SidecarLayout, SidecarPolicy, SidecarTensor
-from neve.families import load_family
 from neve_lfm2.config import ExpertsConfig, parse
 
 # pyright checks names, arguments and results of the required hooks here

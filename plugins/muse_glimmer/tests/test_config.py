@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 import neve_muse_glimmer.plugin
+from neve.catalogue import load_family
 from neve.contract.cache_spec import CacheLayout, FullAttention, Owned, SlidingWindow
 from neve.contract.errors import ConfigError, UnsupportedModelError
 from neve.contract.forward import RopeSpec
 from neve.contract.hooks import RequiredHooks
 from neve.contract.plan import ExecutionPlan
 from neve.contract.sidecar import SidecarLayout, SidecarPolicy, SidecarTensor
-from neve.families import load_family
 from neve_muse_glimmer.config import MuseGlimmerConfig, parse
 
 # pyright checks names, arguments and results of the required hooks here

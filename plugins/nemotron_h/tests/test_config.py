@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 import neve_nemotron_h.plugin
+from neve.catalogue import load_family
 from neve.contract.cache_spec import (
     CacheLayout,
     FullAttention,
@@ -20,7 +21,6 @@ from neve.contract.errors import ConfigError, UnsupportedModelError
 from neve.contract.hooks import RequiredHooks
 from neve.contract.plan import ExecutionPlan
 from neve.contract.sidecar import SidecarLayout, SidecarPolicy, SidecarTensor
-from neve.families import load_family
 from neve_nemotron_h.config import AttentionConfig, ExpertsConfig, MambaConfig, parse
 
 # pyright checks names, arguments and results of the required hooks here

@@ -11,8 +11,8 @@ import pytest
 
 import neve
 import neve_nemotron_h.plugin as hooks
+from neve.catalogue import load_family
 from neve.checkpoint.checkpoint import open_checkpoint
-from neve.families import load_family
 from neve.forward.flat_context import FlatContext
 from neve.forward.step_batch import RowInput, build_step_batch
 from neve.model import Model

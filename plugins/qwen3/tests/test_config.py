@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 import neve_qwen3.plugin
+from neve.catalogue import load_family
 from neve.contract.cache_spec import FullAttention, uniform_layout
 from neve.contract.errors import ConfigError, UnsupportedModelError
 from neve.contract.forward import RopeSpec
 from neve.contract.hooks import RequiredHooks
-from neve.families import load_family
 from neve_qwen3.config import parse
 
 # pyright checks names, arguments and results of the required hooks here

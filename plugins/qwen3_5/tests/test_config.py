@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 import neve_qwen3_5.plugin
+from neve.catalogue import load_family
 from neve.contract.cache_spec import FullAttention, Owned, Recurrent, StateTensor
 from neve.contract.errors import ConfigError, UnsupportedModelError
 from neve.contract.forward import RopeSpec
 from neve.contract.hooks import RequiredHooks
 from neve.contract.sidecar import SidecarLayout, SidecarPolicy, SidecarTensor
-from neve.families import load_family
 from neve_qwen3_5.config import DeltaConfig, ExpertsConfig, parse
 
 # pyright checks names, arguments and results of the required hooks here
