@@ -74,7 +74,7 @@ class ColdTier:
         self.counters: Counters = store.counters
         self.policy = policy
         self._store = store
-        self._layout = kv_layout(geometry)
+        self._layout = kv_layout(geometry, ColdGroup(policy.group) if policy else None)
         self._block_size = geometry.block_size
         self._budget = budget
         self._fingerprint: Fingerprint | None = None
@@ -202,14 +202,17 @@ class ColdTier:
 
         def encoder(index: int, pages: list[memoryview]) -> Callable[[], Any]:
             block = tokens[index * self._block_size : (index + 1) * self._block_size]
-            return self._encoder(names[index], [encode_tokens(block), *pages])
+            payload = [encode_tokens(block), *pages]
+            return self._encoder(names[index], payload, chain.after(index))
 
         refusals = self._writer.num_refusals
         return Capture(chain, names, source, encoder, self._budget, stamp_ns, refusals)
 
-    def _encoder(self, name: ObjectName, payload: list[Any]) -> Callable[[], Any]:
+    def _encoder(
+        self, name: ObjectName, payload: list[Any], after: ColdKey
+    ) -> Callable[[], Any]:
         assert self._fingerprint is not None
-        return partial(encode, name, self._fingerprint, self._layout, payload)
+        return partial(encode, name, self._fingerprint, self._layout, payload, after)
 
     def advance(self, capture: Capture, max_blocks: int) -> None:
         """Write on; see `Capture.advance`. A store that refuses ends the walk."""
@@ -278,15 +281,15 @@ class ColdTier:
         if state.layout != self.policy.expected_at(boundary):
             self.counters.add_sidecar(boundary_skips=1)
             return "wrong_layout"
-        job = self._state_job(name, state, boundary, stamp_ns)
+        job = self._state_job(name, state, chain.after(state.num_blocks), stamp_ns)
         return "enqueued" if self._writer.offer_before(job, deadline) else "dropped"
 
     def _state_job(
-        self, name: ObjectName, state: StateOffer, boundary: int, stamp_ns: int
+        self, name: ObjectName, state: StateOffer, after: ColdKey, stamp_ns: int
     ) -> WriteJob:
         assert self._fingerprint is not None
-        layout = sidecar_layout(name.group, state.layout, boundary)
-        encoder = partial(encode, name, self._fingerprint, layout, state.payload())
+        layout = sidecar_layout(name.group, state.layout, state.num_blocks * self._block_size)
+        encoder = partial(encode, name, self._fingerprint, layout, state.payload(), after)
         return WriteJob(name, encoder, stamp_ns)
 
     @property

@@ -123,7 +123,7 @@ class ColdStoreHandle:
         return explain(self._store, prefix)
 
     def prune(self, target_bytes: int, *, dry_run: bool = False) -> list[ObjectInfo]:
-        """Remove the least recently used objects until the rest has so many bytes.
+        """Remove objects until the rest has so many bytes; see `ColdStore.prune`.
 
         Args:
             target_bytes: What may stay.

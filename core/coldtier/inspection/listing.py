@@ -6,17 +6,16 @@ bytes; `verification` believes nothing.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import attrs
 
 from ...errors import UnknownModelError
 from ...ids import Fingerprint
-from ..objects.header import ABI, DIGITS, LENGTH_BYTES, METADATA
+from ..objects.claims import HEAD_BYTES, claimed_key, claims_of, matched
 from ..objects.keys import ColdGroup, ObjectName
 from ..store.index import ObjectInfo
 from ..store.quota import StoreUsage
@@ -24,11 +23,7 @@ from ..store.store import ColdStore
 
 T = TypeVar("T")
 
-_HEAD_BYTES = 1024  # the metadata stands first and takes about half of it
-_BEGINNING = f'{{"{METADATA}":'
-_DIGEST = re.compile(f"[0-9a-f]{{{DIGITS}}}")
 _COUNT = re.compile("[1-9][0-9]{0,8}")
-_DECODER = json.JSONDecoder()
 
 
 @attrs.frozen
@@ -88,39 +83,20 @@ def list_entries(store: ColdStore) -> list[ObjectEntry]:
 
 def _entry(store: ColdStore, info: ObjectInfo) -> ObjectEntry | None:
     """Return an object's entry, None if it has gone meanwhile."""
-    stored = store.read(info.name, _HEAD_BYTES)
+    stored = store.read(info.name, HEAD_BYTES)
     if stored is None and not store.probe(info.name):
         return None
-    claims = {} if stored is None else _claims(stored.data, info.name)
-    model = _match(_DIGEST, claims.get("fingerprint"))
-    size = _match(_COUNT, claims.get("block_size"))
+    claims = {} if stored is None else claims_of(stored.data, info.name)
+    model = claimed_key(claims, "fingerprint")
+    size = matched(_COUNT, claims.get("block_size"))
     is_block = info.name.group is ColdGroup.KV
     return ObjectEntry(
         name=info.name,
         num_bytes=info.num_bytes,
         used_ns=info.used_ns,
-        model=None if model is None else Fingerprint(bytes.fromhex(model)),
+        model=None if model is None else Fingerprint(model),
         num_tokens=None if size is None or not is_block else int(size),
     )
-
-
-def _claims(head: bytes, name: ObjectName) -> Mapping[str, Any]:
-    """Return an object's metadata as it stands; nothing if it is another object's."""
-    text = head[LENGTH_BYTES:].decode("ascii", "replace")
-    if not text.startswith(_BEGINNING):
-        return {}
-    try:
-        claims, _ = _DECODER.raw_decode(text, len(_BEGINNING))
-    except (ValueError, RecursionError):
-        return {}
-    identity = {"abi": ABI, "group": name.group.value, "key": name.key.hex()}
-    if not isinstance(claims, dict) or any(claims.get(k) != v for k, v in identity.items()):
-        return {}
-    return claims
-
-
-def _match(pattern: re.Pattern[str], value: Any) -> str | None:
-    return value if isinstance(value, str) and pattern.fullmatch(value) else None
 
 
 def survey(store: ColdStore) -> StoreStats:

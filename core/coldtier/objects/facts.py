@@ -22,6 +22,7 @@ from .header import (
     METADATA,
     ObjectLayout,
     TensorSpec,
+    digits,
     header_template,
 )
 from .keys import KEY_BYTES, ColdGroup, ObjectName
@@ -43,6 +44,7 @@ class ObjectFacts:
         abi: The format and its version.
         name: Which object it is.
         fingerprint: Of the model that it belongs to.
+        after: Key of the block that it comes after; see `header.IDENTITY`.
         layout: Its tensors and the rest of its metadata.
         num_bytes: What the whole object takes.
     """
@@ -50,6 +52,7 @@ class ObjectFacts:
     abi: str
     name: ObjectName
     fingerprint: Fingerprint
+    after: ColdKey
     layout: ObjectLayout
     num_bytes: int
 
@@ -109,6 +112,7 @@ def _parse_header(raw: bytes) -> ObjectFacts:
         abi=metadata["abi"],
         name=ObjectName(ColdKey(_parse_digest(metadata, "key")), group),
         fingerprint=Fingerprint(_parse_digest(metadata, "fingerprint")),
+        after=ColdKey(_parse_digest(metadata, "after")),
         layout=layout,
         num_bytes=layout.max_bytes,
     )
@@ -120,9 +124,9 @@ def _check_canonical(header: bytes, facts: ObjectFacts) -> None:
     That covers all that the parser forgives, offsets above all.
     """
     template = header_template(facts.layout)
-    before, after = template.around_checksum(facts.name, facts.fingerprint)
+    before, rest = template.around_checksum(facts.name, facts.fingerprint, digits(facts.after))
     checksum = header[len(before) : len(before) + DIGITS]
-    if header != before + checksum + after:
+    if header != before + checksum + rest:
         raise ValueError("its header is not as neve writes it")
 
 

@@ -5,9 +5,9 @@
     [h, end)    the tensors' bytes without a gap, in the header's order
 
 The header's metadata names the object (abi, group, key), the model that it belongs to
-(fingerprint), the geometry, and the checksum: the SHA-256 of the file without the checksum's
-own 64 digits. It so covers every other byte, each tensor's name, dtype, shape and place
-included, and the length in front keeps header and payload apart.
+(fingerprint), the block that it comes after, the geometry, and the checksum: the SHA-256 of
+the file without the checksum's own 64 digits. It so covers every other byte, each tensor's
+name, dtype, shape and place included, and the length in front keeps header and payload apart.
 
 Nothing that a file claims is relied on. A reader knows the one header that a sound file can
 have and compares bytes; it parses a header only to say why it rejected it.
@@ -20,7 +20,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from ...errors import ObjectRejectedError
-from ...ids import Fingerprint
+from ...ids import ColdKey, Fingerprint
 from .facts import PEEK_BYTES, ObjectFacts, peek, read_facts
 from .geometry import KvGeometry, encode_tokens, kv_layout, sidecar_layout
 from .header import (
@@ -29,9 +29,10 @@ from .header import (
     HeaderTemplate,
     ObjectLayout,
     TensorSpec,
+    digits,
     header_template,
 )
-from .keys import KEY_BYTES, ColdGroup, ObjectName
+from .keys import KEY_BYTES, ROOT, ColdGroup, ObjectName
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -55,8 +56,8 @@ __all__ = [
 ]
 
 
-def _checksum(before: bytes, after: bytes, payload: Iterable[memoryview]) -> bytes:
-    digest = hashlib.sha256(before + after)
+def _checksum(before: bytes, rest: bytes, payload: Iterable[memoryview]) -> bytes:
+    digest = hashlib.sha256(before + rest)
     for piece in payload:
         digest.update(piece)
     return digest.hexdigest().encode()
@@ -74,7 +75,11 @@ def _template(
 
 
 def encode(
-    name: ObjectName, fingerprint: Fingerprint, layout: ObjectLayout, payload: Sequence[Buffer]
+    name: ObjectName,
+    fingerprint: Fingerprint,
+    layout: ObjectLayout,
+    payload: Sequence[Buffer],
+    after: ColdKey = ROOT,
 ) -> list[Buffer]:
     """Return an object in pieces: its header, then flat views of the payload, not copied.
 
@@ -85,6 +90,7 @@ def encode(
         fingerprint: Of the model that it belongs to.
         layout: Its tensors.
         payload: Each tensor's bytes, in the layout's order.
+        after: Key of the block that it comes after; see `header.IDENTITY`.
 
     Raises:
         ValueError: A piece is missing, left over or of the wrong size.
@@ -95,8 +101,8 @@ def encode(
     expected = [end - begin for begin, end in template.spans]
     if sizes != expected:
         raise ValueError(f"the payload must be pieces of {expected} bytes, got {sizes}")
-    before, after = template.around_checksum(name, fingerprint)
-    return [b"".join((before, _checksum(before, after, pieces), after)), *pieces]
+    before, rest = template.around_checksum(name, fingerprint, digits(after))
+    return [b"".join((before, _checksum(before, rest, pieces), rest)), *pieces]
 
 
 def decode(
@@ -115,13 +121,13 @@ def decode(
     """
     template = _template(name, fingerprint, layout)
     view = memoryview(data).cast("B")
-    before, after = template.around_checksum(name, fingerprint)
     header = bytes(view[: template.header_bytes])
+    before, rest = template.around_checksum(name, fingerprint, template.after_of(header))
     checksum = header[len(before) : len(before) + DIGITS]
-    if view.nbytes != layout.max_bytes or header != before + checksum + after:
+    if view.nbytes != layout.max_bytes or header != before + checksum + rest:
         raise _mismatch(view, name, fingerprint, layout)
     payload = view[template.header_bytes :]
-    if checksum != _checksum(before, after, [payload]):
+    if checksum != _checksum(before, rest, [payload]):
         raise ObjectRejectedError("checksum", "its bytes are not those that were written")
     return [payload[begin:end] for begin, end in template.spans]
 

@@ -13,6 +13,9 @@ from ...contract.sidecar import SidecarLayout
 from .header import ObjectLayout, TensorSpec
 from .keys import ColdGroup
 
+STATE = "state"
+"""Metadata of a block: the group of the sidecars without which it cannot be restored."""
+
 _CACHE_DTYPES = ("F32", "F16", "BF16")
 _SIDECAR_DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 
@@ -39,14 +42,22 @@ class KvGeometry:
 
 
 @functools.lru_cache(maxsize=16)
-def kv_layout(geometry: KvGeometry) -> ObjectLayout:
-    """Return the layout of a KV block: its token ids, then keys and values layer by layer."""
+def kv_layout(geometry: KvGeometry, state: ColdGroup | None = None) -> ObjectLayout:
+    """Return the layout of a KV block: its token ids, then keys and values layer by layer.
+
+    Args:
+        geometry: Of the model's blocks.
+        state: Group of the sidecars without which a block cannot be restored; None for a
+            family that keeps all in its blocks.
+    """
     tensors = [TensorSpec("tokens", "U32", (geometry.block_size,))]
     rows = (geometry.kv_heads, geometry.block_size)
     for layer in range(geometry.num_layers):
         for part, width in (("key", geometry.head_dim), ("value", geometry.v_head_dim)):
             tensors.append(TensorSpec(f"layer.{layer}.{part}", geometry.dtype, (*rows, width)))
     facts = [(name, str(value)) for name, value in attrs.asdict(geometry).items()]
+    if state is not None:
+        facts.append((STATE, state.value))
     return ObjectLayout(ColdGroup.KV, tensors, facts)
 
 

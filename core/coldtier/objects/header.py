@@ -15,7 +15,7 @@ from typing import Any
 import attrs
 from attrs import validators
 
-from ...ids import Fingerprint
+from ...ids import ColdKey, Fingerprint
 from .keys import KEY_BYTES, ColdGroup, ObjectName
 
 ABI = "neve-cold-v1"
@@ -23,8 +23,13 @@ LENGTH_BYTES = 8
 MAX_HEADER_BYTES = 2**18
 METADATA = "__metadata__"
 
-IDENTITY = ("abi", "group", "key", "fingerprint", "checksum")
-"""What the metadata of every object begins with."""
+IDENTITY = ("abi", "group", "key", "fingerprint", "after", "checksum")
+"""What the metadata of every object begins with.
+
+`after` is the key of the block that a restore must have read for the object to be of use: of
+the block before a block, and of the block that a state stands behind. It orders evictions and
+decides nothing else.
+"""
 
 ITEMSIZES: Mapping[str, int] = {"F32": 4, "F16": 2, "BF16": 2, "U32": 4}
 """Dtype, as safetensors calls it -> bytes of an element."""
@@ -105,18 +110,18 @@ class HeaderTemplate:
     """What all objects of one layout have in common.
 
     Attributes:
-        pieces: The header around the digits of the key, the fingerprint and the checksum;
-            its length stands in front.
+        pieces: The header around the digits of the key, the fingerprint, the key that the
+            object comes after, and the checksum; its length stands in front.
         spans: `[begin, end)` of each tensor, counted from the end of the header.
     """
 
-    pieces: tuple[bytes, bytes, bytes, bytes]
+    pieces: tuple[bytes, bytes, bytes, bytes, bytes]
     spans: tuple[tuple[int, int], ...]
 
     @property
     def header_bytes(self) -> int:
         """Bytes of the header with its length, a multiple of 64."""
-        return sum(map(len, self.pieces)) + 3 * DIGITS
+        return sum(map(len, self.pieces)) + 4 * DIGITS
 
     @property
     def payload_bytes(self) -> int:
@@ -124,12 +129,28 @@ class HeaderTemplate:
         return self.spans[-1][1]
 
     def around_checksum(
-        self, name: ObjectName, fingerprint: Fingerprint
+        self, name: ObjectName, fingerprint: Fingerprint, after: bytes
     ) -> tuple[bytes, bytes]:
-        """Return an object's header before and after the digits of its checksum."""
-        start, middle, end, rest = self.pieces
-        key, model = name.key.hex().encode(), fingerprint.hex().encode()
-        return b"".join((start, key, middle, model, end)), rest
+        """Return an object's header before and after the digits of its checksum.
+
+        Args:
+            name: Which object it is.
+            fingerprint: Of its model.
+            after: Digits of the key that it comes after.
+        """
+        start, first, second, third, rest = self.pieces
+        key, model = digits(name.key), digits(fingerprint)
+        return b"".join((start, key, first, model, second, after, third)), rest
+
+    def after_of(self, header: bytes) -> bytes:
+        """Return the digits at the place of the key that an object comes after."""
+        begin = sum(map(len, self.pieces[:3])) + 2 * DIGITS
+        return header[begin : begin + DIGITS]
+
+
+def digits(key: ColdKey | Fingerprint) -> bytes:
+    """Return a key or a fingerprint as a header has it."""
+    return key.hex().encode()
 
 
 def _spans(layout: ObjectLayout) -> list[tuple[int, int]]:
@@ -164,5 +185,5 @@ def header_template(layout: ObjectLayout) -> HeaderTemplate:
     if length > MAX_HEADER_BYTES:
         raise ValueError(f"a header takes at most {MAX_HEADER_BYTES} bytes, not {length}")
     raw = length.to_bytes(LENGTH_BYTES, "little") + text.ljust(length)
-    start, middle, end, rest = raw.split(blank.encode(), 3)
-    return HeaderTemplate((start, middle, end, rest), tuple(spans))
+    start, first, second, third, rest = raw.split(blank.encode(), 4)
+    return HeaderTemplate((start, first, second, third, rest), tuple(spans))

@@ -15,7 +15,9 @@ from ...ids import SHARED_DOMAIN, ColdKey, Fingerprint, SaltDomain
 KEY_BYTES = 32
 SUFFIX = ".safetensors"
 
-_ROOT = ColdKey(bytes(KEY_BYTES))
+ROOT = ColdKey(bytes(KEY_BYTES))
+"""What the first block of a chain comes after."""
+
 _TAG = b"neve-cold-v1"
 
 
@@ -139,10 +141,15 @@ class ColdChain:
             raise ValueError(f"{boundary} is no boundary of {group.value} state")
         return self._name(group, tokens, boundary // self.block_size - 1)
 
+    def after(self, num_blocks: int) -> ColdKey:
+        """Return the key of the last of the first `num_blocks` blocks; `ROOT` for none."""
+        return self.blocks[num_blocks - 1].key if num_blocks else ROOT
+
     def _name(self, group: ColdGroup, tokens: Sequence[int], index: int) -> ObjectName:
         start = index * self.block_size
         extra_keys = self._extra_keys[index] if index < len(self._extra_keys) else ()
-        parent = self.blocks[index - 1].key if index else _ROOT
         block = tokens[start : start + self.block_size]
-        key = object_key(group, self._fingerprint, parent, index, block, extra_keys, self._salt)
+        key = object_key(
+            group, self._fingerprint, self.after(index), index, block, extra_keys, self._salt
+        )
         return ObjectName(key, group)

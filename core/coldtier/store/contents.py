@@ -6,9 +6,10 @@ import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 
+from ..objects.claims import HEAD_BYTES, Link, link_of
 from ..objects.keys import ObjectName
 from .directory import LOCK_TIMEOUT_S, StoreDirectory
-from .files import facts_of, publish, scan, stamp_object, unlink_object
+from .files import facts_of, publish, read_heads, scan, stamp_object, unlink_object
 from .index import Index, ObjectInfo
 from .quota import Ledger
 
@@ -70,10 +71,30 @@ class Contents:
         self.index.replace(found, self.clock())
         self.ledger.settle(sum(num_bytes for _, num_bytes, _ in found))
 
+    def link(self) -> None:
+        """Look at what objects need, once each; not cheap, and needs no lock."""
+        names = self.index.unlinked()
+        heads = read_heads(self.directory.objects, names, HEAD_BYTES)
+        self.index.link([(name, link_of(head, name)) for name, head in heads])
+
     def add(
-        self, shard: int, temp: str, name: ObjectName, num_bytes: int, stamp_ns: int
+        self,
+        shard: int,
+        temp: str,
+        name: ObjectName,
+        num_bytes: int,
+        stamp_ns: int,
+        link: Link | None,
     ) -> None:
         """Give a temporary file its object's name.
+
+        Args:
+            shard: Descriptor of its folder.
+            temp: The file's name.
+            name: The object's name.
+            num_bytes: Its size.
+            stamp_ns: Its last use.
+            link: What it is of no use without.
 
         Raises:
             OSError: It could not be renamed; nothing was changed.
@@ -85,6 +106,7 @@ class Contents:
             self.ledger.remove(num_bytes)
             raise
         self.index.add(name, num_bytes, stamp_ns)
+        self.index.link([(name, link)])
 
     def remove(self, name: ObjectName, identity: tuple[int, int] | None = None) -> bool:
         """Remove an object.

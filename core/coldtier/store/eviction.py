@@ -67,6 +67,11 @@ class Admission:
             return False
         return self.contents.ledger.written_today_bytes + self.num_bytes > limit
 
+    @property
+    def is_short(self) -> bool:
+        """Whether something has to go; needs no lock."""
+        return self._shortage() is not None
+
     def _shortage(self) -> tuple[int, WriteOutcome] | None:
         """Return how many bytes have to go, and which bound asks for it."""
         over = self.contents.ledger.num_bytes + self.num_bytes - self.bounds.quota_bytes
@@ -90,11 +95,16 @@ class Admission:
         return drift_bytes > 0 or index.newest_ns > self.contents.clock()
 
     def _evict(self, victims: Sequence[ObjectInfo]) -> None:
-        """Evict until there is room; what cannot be removed is passed over from now on."""
+        """Evict until there is room; what cannot be removed is passed over from now on.
+
+        Where an object stays, those behind it were chosen in vain, and a new choice is due.
+        """
         for victim in victims:
             try:
-                self.counters.add(evictions=int(self.contents.remove_unused(victim)))
+                removed = self.contents.remove_unused(victim)
             except OSError:
                 self._stuck.add(victim.name)
-            if self._shortage() is None:
+                return
+            self.counters.add(evictions=int(removed))
+            if not removed or self._shortage() is None:
                 return

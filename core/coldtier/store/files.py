@@ -10,8 +10,9 @@ import os
 import re
 import stat
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 import attrs
@@ -97,6 +98,43 @@ def _read(descriptor: int, num_bytes: int) -> bytes:
             break
         data += more
     return data
+
+
+def read_heads(
+    objects: int, names: Iterable[ObjectName], num_bytes: int
+) -> Iterator[tuple[ObjectName, bytes]]:
+    """Read the first bytes of objects, shard by shard.
+
+    Args:
+        objects: Descriptor of the folder of objects.
+        names: Which ones.
+        num_bytes: Bytes of each.
+
+    Yields:
+        Name and bytes; no bytes if they cannot be read.
+    """
+    for shard_name, group in groupby(sorted(names, key=_order), key=shard_of):
+        try:
+            shard = open_folder(shard_name, objects)
+        except OSError:
+            yield from ((name, b"") for name in group)
+            continue
+        with closing(shard):
+            for name in group:
+                yield name, _read_head(shard, name, num_bytes)
+
+
+def _order(name: ObjectName) -> bytes:
+    return name.key
+
+
+def _read_head(shard: int, name: ObjectName, num_bytes: int) -> bytes:
+    with (
+        suppress(OSError),
+        closing(open_file(name.file_name, os.O_RDONLY, shard)) as descriptor,
+    ):
+        return os.read(descriptor, num_bytes)
+    return b""
 
 
 def unlink_object(objects: int, name: ObjectName) -> None:

@@ -1,8 +1,10 @@
 """What the store holds, in memory: sizes, last uses and the order of eviction.
 
-Chains have no links here. Whoever uses one stamps all of its objects with one time, a
-microsecond less for each block of depth, and a stamp never falls. So an object is always older
-than its ancestors, and taking the oldest first never cuts a chain in the middle (KV-4).
+Whoever uses a chain stamps all of its objects with one time, a microsecond less for each block
+of depth, and a stamp never falls. So an object is always older than its ancestors, and taking
+the oldest first never cuts a chain in the middle (KV-4). A state has its stamp between those of
+the blocks before and behind it. What cannot be restored any more goes before all that can: the
+index knows as soon as it has been told what objects need, see `lineage`.
 """
 
 from __future__ import annotations
@@ -10,14 +12,20 @@ from __future__ import annotations
 import heapq
 import itertools
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import attrs
 
+from ..objects.claims import Link
 from ..objects.keys import ObjectName
+from .lineage import Lineage
+from .victims import Victims
 
 DEPTH_NS = 1000
 """What a stamp falls by for each object of a chain, its head first."""
+
+STATE_NS = DEPTH_NS // 2
+"""By how much a state is older than the block that it stands behind."""
 
 FLUSH_NS = 60 * 10**9
 """How far a file's time may lag behind the last use of its object."""
@@ -69,6 +77,8 @@ class Index:
         # ticket -> name; tickets, since hashing a name is what costs most when it is used
         self._unflushed: dict[int, ObjectName] = {}  # used since their time was written to disk
         self._due: dict[int, ObjectName] = {}  # those of them that lag too far behind
+        self._lineage = Lineage()
+        self._unlinked: dict[ObjectName, None] = {}  # what they need was not looked at yet
         self._lock = threading.Lock()
 
     def __contains__(self, name: object) -> bool:
@@ -109,14 +119,57 @@ class Index:
         due = False
         with self._lock:
             for depth in reversed(range(len(names))):
-                entry = self._entries.get(names[depth])
-                if entry is None:
-                    continue
-                stamp = max(entry.stamp_ns, stamp_ns - DEPTH_NS * depth)
-                due = self._stamp(names[depth], entry, stamp) or due
-                if due:
-                    self._unflushed[entry.ticket] = names[depth]
-                    self._due[entry.ticket] = names[depth]
+                name, used_ns = names[depth], stamp_ns - DEPTH_NS * depth
+                self._lineage.renew(name)
+                for state in self._lineage.states(name):
+                    due = self._use(state, used_ns - STATE_NS, due=due)
+                due = self._use(name, used_ns, due=due)
+
+    def _use(self, name: ObjectName, stamp_ns: int, *, due: bool) -> bool:
+        """Give an object a stamp if it is newer; return whether a file lags too far behind.
+
+        Args:
+            name: The object.
+            stamp_ns: Its use.
+            due: One that comes after it does.
+        """
+        entry = self._entries.get(name)
+        if entry is None:
+            return due
+        due = self._stamp(name, entry, max(entry.stamp_ns, stamp_ns)) or due
+        if due:
+            self._unflushed[entry.ticket] = self._due[entry.ticket] = name
+        return due
+
+    def unlinked(self) -> list[ObjectName]:
+        """Return the objects of which nobody has said what they need."""
+        with self._lock:
+            return list(self._unlinked)
+
+    def link(self, links: Iterable[tuple[ObjectName, Link | None]]) -> None:
+        """Take note of what objects need; None for one that stands for itself."""
+        with self._lock:
+            fresh: list[tuple[int, ObjectName]] = []
+            for name, link in links:
+                if name in self._unlinked:
+                    del self._unlinked[name]
+                    if link is not None:
+                        self._lineage.enter(name, link)
+                        fresh.append((self._entries[name].stamp_ns, name))
+            for _, name in sorted(fresh, key=lambda item: -item[0]):
+                self._raise_ancestors(name)
+
+    def _raise_ancestors(self, name: ObjectName) -> None:
+        """See to it that an object is older than what it comes after, and states on the way."""
+        stamp_ns = self._entries[name].stamp_ns
+        for block in self._lineage.ancestors(name):
+            for state in self._lineage.states(block):
+                if state != name:
+                    self._use(state, stamp_ns + DEPTH_NS - STATE_NS, due=False)
+            if self._entries[block].stamp_ns > stamp_ns:
+                break
+            stamp_ns += DEPTH_NS
+            self._use(block, stamp_ns, due=False)
 
     def take_stamps(self, *, everything: bool = False) -> list[tuple[ObjectName, int]]:
         """Return which stamps to write to disk, and count them as written.
@@ -133,34 +186,43 @@ class Index:
             return [(name, self._entries[name].stamp_ns) for name in names.values()]
 
     def oldest(
-        self, num_bytes: int, until_ns: int | None = None, skip: Collection[ObjectName] = ()
+        self,
+        num_bytes: int,
+        until_ns: int | None = None,
+        skip: Collection[ObjectName] = (),
+        *,
+        whole: bool = False,
     ) -> list[ObjectInfo]:
-        """Return the oldest objects that have so many bytes together, the oldest first.
+        """Return which objects go first, that have so many bytes together.
 
-        Changes nothing that can be seen.
+        First those that cannot be restored any more, then the oldest, each with what cannot
+        be restored without it. Changes nothing that can be seen.
 
         Args:
             num_bytes: What they must have.
             until_ns: Only objects that were last used by then; None for all.
             skip: Objects to pass over.
+            whole: Leave nothing that cannot be restored because of them.
 
         Returns:
             As few as it takes; nothing if all that are allowed have less.
         """
-        passed: list[tuple[int, int, ObjectName]] = []
-        found: list[ObjectInfo] = []
         with self._lock:
-            while num_bytes > 0 and (entry := self._settle_top()) is not None:
-                if until_ns is not None and entry.stamp_ns > until_ns:
-                    break
+            victims = Victims(self._entries, self._lineage, num_bytes, until_ns, skip, whole)
+            victims.take_lost()
+            passed: list[tuple[int, int, ObjectName]] = []
+            while victims.missing_bytes > 0 and self._settle_top() is not None:
                 item = heapq.heappop(self._heap)
                 passed.append(item)
-                if item[2] not in skip:
-                    found.append(ObjectInfo(item[2], entry.num_bytes, entry.stamp_ns))
-                    num_bytes -= entry.num_bytes
+                if not victims.is_allowed(item[0]):
+                    break
+                victims.take(item[2])
             for item in passed:
                 heapq.heappush(self._heap, item)
-        return found if num_bytes <= 0 else []
+            if victims.missing_bytes > 0:
+                return []
+            found = [(name, self._entries[name]) for name in victims.chosen]
+            return [ObjectInfo(n, e.num_bytes, e.stamp_ns) for n, e in found]
 
     def objects(self) -> list[ObjectInfo]:
         """Return all objects in the order of eviction."""
@@ -192,6 +254,7 @@ class Index:
             self._entries[name] = _Entry(num_bytes, disk_ns, disk_ns, ticket)
             self._heap.append((disk_ns, ticket, name))
         heapq.heapify(self._heap)
+        self._unlinked = dict.fromkeys(self._entries)
         self.num_bytes = sum(num_bytes for _, num_bytes, _ in found)
         self.newest_ns = max((disk_ns for _, _, disk_ns in found), default=0)
 
@@ -229,12 +292,15 @@ class Index:
     def _add(self, name: ObjectName, num_bytes: int, stamp_ns: int, disk_ns: int) -> None:
         entry = _Entry(num_bytes, stamp_ns, disk_ns, next(self._tickets))
         self._entries[name] = entry
+        self._unlinked[name] = None
         heapq.heappush(self._heap, (stamp_ns, entry.ticket, name))
         self.num_bytes += num_bytes
         self._stamp(name, entry, stamp_ns)
 
     def _remove(self, name: ObjectName) -> None:
         entry = self._entries.pop(name)
+        self._lineage.leave(name)
+        self._unlinked.pop(name, None)
         self.num_bytes -= entry.num_bytes
         self._unflushed.pop(entry.ticket, None)
         self._due.pop(entry.ticket, None)
@@ -278,3 +344,4 @@ class Index:
             assert stale.items() <= self._unflushed.items(), "a use not on disk is known"
             assert self._due.items() <= self._unflushed.items()
             assert all(entries[n].ticket == ticket for ticket, n in self._unflushed.items())
+            self._lineage.check()

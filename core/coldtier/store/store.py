@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...errors import StoreUnavailableError
+from ..objects.claims import HEAD_BYTES, Link, link_of
 from ..objects.keys import ObjectName
 from ..stats import Counters
 from .contents import Contents
@@ -48,6 +49,11 @@ def _caches() -> Path:
         return Path.home() / "Library" / "Caches"
     named = Path(os.environ.get("XDG_CACHE_HOME", ""))
     return named if named.is_absolute() else Path.home() / ".cache"
+
+
+def _head(parts: Sequence[Buffer]) -> bytes:
+    """Return the first bytes of an object in pieces, which begins with its whole header."""
+    return bytes(memoryview(parts[0]).cast("B")[:HEAD_BYTES]) if parts else b""
 
 
 class ColdStore:
@@ -168,38 +174,45 @@ class ColdStore:
         num_bytes = sum(memoryview(part).nbytes for part in parts)
         # Asked twice. Before, since a refusal should cost no write, and a full disk takes no
         # file before something went; after, since others may have taken the room meanwhile.
+        admission = self._admission(num_bytes, stamp_ns, unwritten_bytes=num_bytes)
+        if admission.is_short:
+            contents.link()
         with contents.exclusive():
-            refusal = self._refusal(num_bytes, stamp_ns, unwritten_bytes=num_bytes)
+            refusal = admission.refusal()
         if refusal is not None:
             return refusal
+        link = link_of(_head(parts), name)
         with (
             open_shard(contents.directory.objects, name) as shard,
             temporary(shard, name, parts, stamp_ns) as temp,
         ):
-            outcome = self._commit(shard, temp, name, num_bytes, stamp_ns)
+            outcome = self._commit(shard, temp, name, num_bytes, stamp_ns, link)
             if outcome is WriteOutcome.WRITTEN:
                 os.fsync(shard)
         return outcome
 
     def _commit(
-        self, shard: int, temp: str, name: ObjectName, num_bytes: int, stamp_ns: int
+        self,
+        shard: int,
+        temp: str,
+        name: ObjectName,
+        num_bytes: int,
+        stamp_ns: int,
+        link: Link | None,
     ) -> WriteOutcome:
         with self._contents.exclusive():
             if self._contents.find(name):
                 return WriteOutcome.PRESENT
-            refusal = self._refusal(num_bytes, stamp_ns, unwritten_bytes=0)
+            refusal = self._admission(num_bytes, stamp_ns, unwritten_bytes=0).refusal()
             if refusal is not None:
                 return refusal
-            self._contents.add(shard, temp, name, num_bytes, stamp_ns)
+            self._contents.add(shard, temp, name, num_bytes, stamp_ns, link)
         return WriteOutcome.WRITTEN
 
-    def _refusal(
-        self, num_bytes: int, stamp_ns: int, unwritten_bytes: int
-    ) -> WriteOutcome | None:
-        admission = Admission(
+    def _admission(self, num_bytes: int, stamp_ns: int, unwritten_bytes: int) -> Admission:
+        return Admission(
             self._contents, self._bounds, self.counters, num_bytes, stamp_ns, unwritten_bytes
         )
-        return admission.refusal()
 
     def _reopen(self) -> None:
         """Begin anew after the folder was deleted; give up for good if that fails."""
@@ -247,7 +260,10 @@ class ColdStore:
         return self._contents.index.objects()
 
     def prune(self, target_bytes: int, *, dry_run: bool = False) -> list[ObjectInfo]:
-        """Remove the least recently used objects until the rest has so many bytes.
+        """Remove objects until the rest has so many bytes.
+
+        What cannot be restored any more goes first, then what was least recently used, and
+        with it all that cannot be restored without it.
 
         Args:
             target_bytes: What may stay.
@@ -259,10 +275,12 @@ class ColdStore:
         Raises:
             OSError: The store cannot be locked or scanned.
         """
+        self._contents.link()  # before the lock: it may take a while
         with self._contents.exclusive():
             self._contents.rescan()
+            self._contents.link()
             index = self._contents.index
-            victims = index.oldest(index.num_bytes - target_bytes)
+            victims = index.oldest(index.num_bytes - target_bytes, whole=True)
             return victims if dry_run else [v for v in victims if self._try_remove(v.name)]
 
     def remove(self, names: Sequence[ObjectName]) -> int:

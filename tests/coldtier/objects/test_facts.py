@@ -20,7 +20,8 @@ LAYOUT = ObjectLayout(
 )
 NAME = ObjectName(ColdKey(bytes(range(32))), ColdGroup.CONV_STATE)
 FINGERPRINT = Fingerprint(b"f" * 32)
-DATA = b"".join(encode(NAME, FINGERPRINT, LAYOUT, [bytes(12)]))
+AFTER = ColdKey(b"a" * 32)
+DATA = b"".join(encode(NAME, FINGERPRINT, LAYOUT, [bytes(12)], AFTER))
 HEADER = json.loads(DATA[8:-12])
 METADATA = HEADER["__metadata__"]
 ENTRY = HEADER["layer.0.conv"]
@@ -38,6 +39,7 @@ def test_what_an_object_says_of_itself() -> None:
     facts = peek(DATA[:-12])
 
     assert (facts.name, facts.fingerprint, facts.layout) == (NAME, FINGERPRINT, LAYOUT)
+    assert facts.after == AFTER
     assert (facts.abi, facts.num_bytes) == ("neve-cold-v1", len(DATA))
 
 
@@ -80,6 +82,8 @@ def test_only_regular_files_are_read(tmp_path) -> None:
         ({"fingerprint": "00" * 31}, "fingerprint must have 32 bytes"),
         # together as long as they should be
         ({"key": "00" * 31, "fingerprint": "00" * 33}, "key must have 32 bytes"),
+        ({"after": "00" * 31}, "after must have 32 bytes"),
+        ({"after": "AB" * 32}, "not as neve writes it"),
         ({"checksum": ""}, "not as neve writes it"),
         ({"checksum": "0" * 63}, "not as neve writes it"),
         ({"checksum": None}, "object of strings"),
@@ -97,7 +101,7 @@ def test_metadata(change, says) -> None:
         peek(data)
 
 
-@pytest.mark.parametrize("name", ["abi", "group", "key", "fingerprint", "checksum"])
+@pytest.mark.parametrize("name", ["abi", "group", "key", "fingerprint", "after", "checksum"])
 def test_metadata_is_complete(name: str) -> None:
     """CT-3: whatever the identity lacks, the object is refused."""
     metadata = {key: value for key, value in METADATA.items() if key != name}
@@ -142,7 +146,7 @@ COMPACT = json.dumps(HEADER).replace(" ", "").encode()
         (b"[]", "no JSON object"),
         (b"\xff{}", "no JSON object"),
         (b"{}", "must be an object of strings"),
-        (b'{"__metadata__":{}}', "lacks abi, group, key, fingerprint, checksum"),
+        (b'{"__metadata__":{}}', "lacks abi, group, key, fingerprint, after, checksum"),
         (b'{"a":"\xff"}', "decode"),
         (b'{"a":' * 50_000, "nests too deeply"),
         (b'{"a":' + b"[" * 50_000, "nests too deeply"),

@@ -76,6 +76,7 @@ def test_the_metadata_of_a_block(tmp_path) -> None:
         "group": "kv",
         "key": KEY.hex(),
         "fingerprint": FINGERPRINT.hex(),
+        "after": "00" * 32,
         "block_size": "4",
         "num_layers": "1",
         "kv_heads": "2",

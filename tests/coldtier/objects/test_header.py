@@ -18,12 +18,16 @@ LAYOUT = ObjectLayout(ColdGroup.KV, [SPEC, TensorSpec("b", "U32", (5,))], [("siz
 
 def render(layout: ObjectLayout, key: bytes, fingerprint: bytes) -> bytes:
     name = ObjectName(ColdKey(key), layout.group)
-    before, after = header_template(layout).around_checksum(name, Fingerprint(fingerprint))
-    return before + b"c" * 64 + after
+    template = header_template(layout)
+    model = Fingerprint(fingerprint)
+    before, rest = template.around_checksum(name, model, b"a" * 64)
+    header = before + b"c" * 64 + rest
+    assert template.after_of(header) == b"a" * 64
+    return header
 
 
 def test_each_piece_is_in_its_place() -> None:
-    """CT-3: key, fingerprint and checksum stand in the metadata, before the facts."""
+    """CT-3: key, fingerprint, ancestor and checksum stand in the metadata, before the facts."""
     header = json.loads(render(LAYOUT, b"\x01" * 32, b"\x02" * 32)[8:])
 
     assert header == {
@@ -32,6 +36,7 @@ def test_each_piece_is_in_its_place() -> None:
             "group": "kv",
             "key": "01" * 32,
             "fingerprint": "02" * 32,
+            "after": "a" * 64,
             "checksum": "c" * 64,
             "size": "0" * 64,
         },
