@@ -33,7 +33,8 @@ from .transfer.capture import (
     StopReason,
 )
 from .transfer.cost import CostModel
-from .transfer.reader import ColdReader, Payload, ReadRequest, Ticket, max_ready
+from .transfer.reader import ColdReader
+from .transfer.ticket import Payload, ReadRequest, Ticket, max_ready
 from .transfer.walk import Backing, RestorePlan, plan_restore
 from .transfer.writer import ColdWriter, WriteJob
 

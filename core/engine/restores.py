@@ -12,7 +12,8 @@ import attrs
 
 from ..coldtier.objects.keys import ColdChain
 from ..coldtier.tier import ColdTier
-from ..coldtier.transfer.reader import PORTION_BLOCKS, Ticket
+from ..coldtier.transfer.reader import PORTION_BLOCKS
+from ..coldtier.transfer.ticket import Ticket
 from ..coldtier.transfer.walk import RestorePlan
 from ..ids import RequestId
 from ..kvcache.block_identity import PrefixChain

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -41,6 +42,8 @@ class LayerPool:
         self._plain_dtype = np.uint16 if dtype.size == 2 else np.uint32
         self._key_shape = (spec.kv_heads, block_size, spec.head_dim)
         self._value_shape = (spec.kv_heads, block_size, spec.value_dim)
+        # kept between restores: memory that is touched for the first time costs as much again
+        self._staging = np.empty((0, 0), self._plain_dtype)
         self.clear()
 
     def clear(self) -> None:
@@ -133,31 +136,28 @@ class LayerPool:
             block_ids: Where to.
             blocks: What `read_blocks` returned for each, joined.
         """
-        runs = _runs(block_ids)
-        for arrays, pages in zip(
-            (self.group.keys, self.group.values), self._by_part(blocks), strict=True
-        ):
-            for layer, array in enumerate(arrays):
-                rows = pages[layer].reshape(-1, *array.shape[1:])
-                done = 0
-                for begin, end in runs:
-                    array[begin:end] = rows[done : done + end - begin]
-                    done += end - begin
+        pages, runs = self._pages_of(blocks), _runs(block_ids)
+        for array, page in zip(self._by_layer(), pages, strict=True):
+            done = 0
+            for begin, end in runs:
+                array[begin:end] = page[done : done + end - begin]
+                done += end - begin
 
-    def _by_part(self, blocks: Sequence[memoryview]) -> tuple[mx.array, mx.array]:
-        """Return keys and values of blocks, `[L, B, …]` each, layer by layer.
+    def _pages_of(self, blocks: Sequence[memoryview]) -> list[mx.array]:
+        """Return keys and values of blocks `[B, Hk, S, D]`, layer by layer.
 
-        A few large copies, during which other threads may run: they read the next blocks.
+        One large copy on the host, during which other threads may run, and one to the device;
+        layers are taken out of it as a step is computed.
         """
-        sizes = [math.prod(self._key_shape), math.prod(self._value_shape)]
-        parts = [
-            np.empty((self._num_layers, len(blocks), size), self._plain_dtype) for size in sizes
-        ]
-        for i, block in enumerate(blocks):
-            layers = np.frombuffer(block, self._plain_dtype).reshape(self._num_layers, -1)
-            parts[0][:, i], parts[1][:, i] = np.split(layers, sizes[:1], axis=1)
-        keys, values = (mx.array(part).view(self._dtype) for part in parts)
-        return keys, values
+        rows = [np.frombuffer(block, self._plain_dtype) for block in blocks]
+        if self._staging.shape[0] < len(blocks):
+            self._staging = np.empty((len(blocks), rows[0].size), self._plain_dtype)
+        staged = np.stack(rows, out=self._staging[: len(blocks)])
+        pages = mx.array(staged).view(self._dtype)
+        shapes = [self._key_shape, self._value_shape] * self._num_layers
+        ends = list(itertools.accumulate(math.prod(shape) for shape in shapes))
+        parts = mx.split(pages, ends[:-1], axis=1)
+        return [part.reshape(-1, *shape) for part, shape in zip(parts, shapes, strict=True)]
 
     def _by_layer(self) -> list[mx.array]:
         """Return keys and values of each layer in request; do not keep them."""

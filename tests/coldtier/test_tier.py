@@ -14,7 +14,7 @@ from neve.coldtier.stats import Counters
 from neve.coldtier.store.store import ColdStore, StoreLimits, WriteOutcome
 from neve.coldtier.tier import ColdTier
 from neve.coldtier.transfer.capture import CaptureBudget, StateOffer, StopReason
-from neve.coldtier.transfer.reader import ReadRequest, Ticket
+from neve.coldtier.transfer.ticket import ReadRequest, Ticket
 from neve.coldtier.transfer.walk import RestorePlan
 from neve.contract.sidecar import SidecarLayout, SidecarPolicy, SidecarTensor
 from neve.ids import SHARED_DOMAIN, ColdKey, Fingerprint, SaltDomain

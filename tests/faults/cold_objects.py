@@ -18,7 +18,8 @@ from neve.coldtier.objects.format import (
 )
 from neve.coldtier.objects.keys import ColdGroup, ObjectName, object_key
 from neve.coldtier.store.store import ColdStore
-from neve.coldtier.transfer.reader import ReadRequest, read_object
+from neve.coldtier.transfer.reader import read_object
+from neve.coldtier.transfer.ticket import ReadRequest
 from neve.ids import ColdKey, Fingerprint
 
 MODEL = Fingerprint(hashlib.sha256(b"a model").digest())

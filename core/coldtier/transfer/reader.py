@@ -1,30 +1,23 @@
-"""The thread that reads: objects of one restore after the other, checked, in chain order."""
+"""The threads that read: objects of one restore after the other, checked."""
 
 from __future__ import annotations
 
+import os
 import threading
-from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Protocol, TypeAlias
-
-import attrs
+import time
+from typing import Protocol
 
 from ...errors import ObjectRejectedError
 from ...log import get_logger
 from ..objects.keys import ObjectName
 from ..store.files import StoredObject
+from .ticket import STATE, Payload, ReadRequest, Ticket
 
-MAX_READY_BYTES = 16 << 20
-"""Bytes that wait for the engine thread, of one restore; a host-memory bound."""
-
-MIN_READY_BLOCKS = 2
+MAX_THREADS = 4
 
 PORTION_BLOCKS = 8
 """Blocks that the engine thread takes at once when nothing else runs: a few large portions
 cost less than many small ones."""
-
-Payload: TypeAlias = list[memoryview]
-Decode: TypeAlias = Callable[[memoryview], Payload]
 
 
 class ObjectSource(Protocol):
@@ -37,23 +30,6 @@ class ObjectSource(Protocol):
     def reject(self, name: ObjectName, identity: tuple[int, int]) -> bool:
         """Remove an unsound object and count it."""
         ...
-
-
-@attrs.frozen(eq=False)
-class ReadRequest:
-    """An object that is wanted.
-
-    Attributes:
-        name: Its name.
-        max_bytes: The largest size that a sound one has.
-        decode: Checks the bytes and takes them apart; raises `ObjectRejectedError`.
-        num_blocks: For a sidecar, the boundary that it backs; 0 for a block.
-    """
-
-    name: ObjectName
-    max_bytes: int
-    decode: Decode
-    num_blocks: int = 0
 
 
 def read_object(source: ObjectSource, request: ReadRequest) -> Payload | str:
@@ -71,83 +47,61 @@ def read_object(source: ObjectSource, request: ReadRequest) -> Payload | str:
         return error.cause
 
 
-@attrs.define(eq=False)
-class Ticket:
-    """One restore on its way. The reader fills it, the engine thread empties it.
-
-    A restore with sidecars first looks for the deepest sound one, which decides where it
-    ends; then come the blocks.
-
-    Attributes:
-        blocks: What is wanted, in chain order.
-        sidecars: Sidecars that may back the restore, deepest first.
-        max_ready: Blocks that may wait for the engine thread.
-    """
-
-    blocks: Sequence[ReadRequest]
-    sidecars: Sequence[ReadRequest] = ()
-    max_ready: int = MIN_READY_BLOCKS
-    _end: int = attrs.field(init=False, default=0)
-    _num_read: int = attrs.field(init=False, default=0)
-    _ready: deque[Payload] = attrs.field(init=False, factory=deque)
-    _sidecar: Payload | None = attrs.field(init=False, default=None)
-    _boundary: int = attrs.field(init=False, default=0)
-    _cause: str | None = attrs.field(init=False, default=None)
-    _cancelled: bool = attrs.field(init=False, default=False)
-
-    def __attrs_post_init__(self) -> None:
-        self._end = len(self.blocks)
-
-    def is_due(self, num_blocks: int) -> bool:
-        """Return whether so many blocks are ready, or as many as ever will; lock held."""
-        wanted = min(num_blocks, self.max_ready, self._end - self._num_read + len(self._ready))
-        return len(self._ready) >= wanted
-
-
 class ColdReader:
-    """Reads for all restores of a model, on one thread of its own.
+    """Reads for all restores of a model, on threads of its own.
 
+    Reading and hashing an object run without the interpreter's lock, so that threads add up.
     Errors of the disk are misses. The engine thread polls with `take`.
     """
 
-    def __init__(self, source: ObjectSource) -> None:
+    def __init__(self, source: ObjectSource, num_threads: int | None = None) -> None:
+        """Start the threads.
+
+        Args:
+            source: Where objects are read.
+            num_threads: How many at once; None means one a processor, 2 to `MAX_THREADS`.
+        """
+        count = num_threads or min(max(os.cpu_count() or 1, 2), MAX_THREADS)
         self._source = source
         self._tickets: list[Ticket] = []
         self._closed = False
-        self._changed = threading.Condition()
+        lock = threading.Lock()
+        self._wanted = threading.Condition(lock)  # threads wait for something to read
+        self._due = threading.Condition(lock)  # the engine thread waits for a portion
         self._log = get_logger("coldtier")
-        self._thread = threading.Thread(target=self._run, name="neve-cold-reader", daemon=True)
-        self._thread.start()
+        self._threads = [
+            threading.Thread(target=self._run, name=f"neve-cold-reader-{i}", daemon=True)
+            for i in range(count)
+        ]
+        for thread in self._threads:
+            thread.start()
 
     def submit(self, ticket: Ticket) -> None:
         """Begin to fill a ticket."""
-        with self._changed:
+        with self._wanted:
             self._tickets.append(ticket)
-            self._changed.notify_all()
+            self._wanted.notify_all()
 
     def take(self, ticket: Ticket, num_blocks: int = PORTION_BLOCKS) -> list[Payload]:
         """Return the next `num_blocks` blocks, without waiting; none before so many are ready.
 
         Fewer at a ticket's end, or if no more have room.
         """
-        with self._changed:
-            if not ticket.is_due(num_blocks):
-                return []
-            count = min(num_blocks, len(ticket._ready))
-            taken = [ticket._ready.popleft() for _ in range(count)]
+        with self._wanted:
+            taken = ticket.take(num_blocks)
             if taken:
-                self._changed.notify_all()
+                self._wanted.notify_all()
         return taken
 
     def is_done(self, ticket: Ticket) -> bool:
         """Return whether nothing more will become ready and all that was has been taken."""
-        with self._changed:
-            return ticket._num_read == ticket._end and not ticket._ready
+        with self._wanted:
+            return ticket.is_done
 
     def cause(self, ticket: Ticket) -> str | None:
         """Return why a ticket that is done has fewer blocks than were asked for."""
-        with self._changed:
-            return ticket._cause
+        with self._wanted:
+            return ticket.cause
 
     def sidecar(self, ticket: Ticket) -> tuple[int, Payload] | None:
         """Return the sidecar of a ticket that is done and the boundary that it backs.
@@ -155,106 +109,94 @@ class ColdReader:
         The boundary counts in blocks from the ticket's first one. None without a sound one,
         and when a block before its boundary was missed: state is of no use at any other place.
         """
-        with self._changed:
-            if ticket._sidecar is None or ticket._end < ticket._boundary:
-                return None
-            return ticket._boundary, ticket._sidecar
+        with self._wanted:
+            return ticket.sidecar
 
     def has_sidecar(self, ticket: Ticket) -> bool:
         """Return whether a sound sidecar was read, wherever the blocks end."""
-        with self._changed:
-            return ticket._sidecar is not None
+        with self._wanted:
+            return ticket.has_sidecar
 
     def wait(self, timeout_s: float) -> None:
         """Wait until a portion is ready or a ticket is done, for at most `timeout_s`."""
-        with self._changed:
-            self._changed.wait_for(
-                lambda: any(ticket.is_due(PORTION_BLOCKS) for ticket in self._tickets),
-                timeout_s,
-            )
+        with self._due:
+            self._due.wait_for(lambda: any(map(_is_due, self._tickets)), timeout_s)
 
     def forget(self, ticket: Ticket) -> None:
         """Stop filling a ticket and let its bytes go; harmless when it is done."""
-        with self._changed:
-            ticket._cancelled = True
-            ticket._sidecar = None
-            ticket._ready.clear()
+        with self._wanted:
+            ticket.cancel()
             if ticket in self._tickets:
                 self._tickets.remove(ticket)
-            self._changed.notify_all()
 
     def close(self, timeout_s: float) -> None:
-        """End the thread when it has read what it reads, or leave it to a disk that hangs."""
-        with self._changed:
+        """End the threads when they have read what they read, or leave them to a hung disk."""
+        deadline = time.monotonic() + timeout_s
+        with self._wanted:
             self._closed = True
-            self._changed.notify_all()
-        self._thread.join(timeout_s)
+            self._wanted.notify_all()
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
 
     @property
     def is_alive(self) -> bool:
-        """Whether the thread still runs."""
-        return self._thread.is_alive()
+        """Whether a thread still runs."""
+        return any(thread.is_alive() for thread in self._threads)
 
-    # -- on the thread ---------------------------------------------------------------------
+    # -- on the threads --------------------------------------------------------------------
 
     def _run(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._closed or self._next() is not None)
-                ticket = self._next()
-                if self._closed or ticket is None:
-                    return
-            self._serve(ticket)
+        while (claimed := self._claim()) is not None:
+            ticket, index = claimed
+            if index == STATE:
+                self._find_sidecar(ticket)
+            else:
+                self._read_block(ticket, index)
+            del claimed, ticket  # while the thread waits, nothing refers to the last restore
 
-    def _next(self) -> Ticket | None:
-        """Return the oldest ticket that has something to read and room for it."""
-        for ticket in self._tickets:
-            if ticket._num_read < ticket._end and len(ticket._ready) < ticket.max_ready:
-                return ticket
+    def _claim(self) -> tuple[Ticket, int] | None:
+        """Wait for something to read; None at the end."""
+        with self._wanted:
+            while not self._closed:
+                for ticket in self._tickets:  # the oldest that has something and room for it
+                    if (index := ticket.claim()) is not None:
+                        return ticket, index
+                self._wanted.wait()
         return None
-
-    def _serve(self, ticket: Ticket) -> None:
-        if ticket.sidecars and ticket._sidecar is None:
-            self._find_sidecar(ticket)
-        else:
-            self._read_block(ticket)
 
     def _find_sidecar(self, ticket: Ticket) -> None:
         cause: str | None = None
         for request in ticket.sidecars:
-            if ticket._cancelled:
+            if ticket.is_cancelled:
                 return
             payload = self._read(request)
             if not isinstance(payload, str):
-                self._end_at(ticket, request.num_blocks, cause, payload)
+                self._back(ticket, request.num_blocks, cause, payload)
                 return
             cause = "no_sidecar" if payload == "no_block" else payload
-        self._end_at(ticket, 0, cause)
+        self._back(ticket, 0, cause, None)
 
-    def _read_block(self, ticket: Ticket) -> None:
-        payload = self._read(ticket.blocks[ticket._num_read])
-        if isinstance(payload, str):
-            self._end_at(ticket, ticket._num_read, payload)
-            return
-        with self._changed:
-            ticket._num_read += 1
-            if not ticket._cancelled:
-                ticket._ready.append(payload)
-            self._changed.notify_all()
-
-    def _end_at(
-        self,
-        ticket: Ticket,
-        num_blocks: int,
-        cause: str | None,
-        sidecar: Payload | None = None,
+    def _back(
+        self, ticket: Ticket, num_blocks: int, cause: str | None, sidecar: Payload | None
     ) -> None:
-        """Say where a ticket ends, and why there; a sidecar is the one that backs its end."""
-        with self._changed:
-            ticket._end, ticket._cause = num_blocks, cause
-            if sidecar is not None and not ticket._cancelled:
-                ticket._sidecar, ticket._boundary = sidecar, num_blocks
-            self._changed.notify_all()
+        with self._wanted:
+            ticket.back_by(num_blocks, cause, sidecar)
+            self._wanted.notify_all()
+            self._tell(ticket)
+
+    def _read_block(self, ticket: Ticket, index: int) -> None:
+        payload = self._read(ticket.blocks[index])
+        with self._wanted:
+            if isinstance(payload, str):
+                ticket.end_at(index, payload)
+            else:
+                ticket.deliver(index, payload)
+            self._tell(ticket)
+
+    def _tell(self, ticket: Ticket) -> None:
+        """Wake the engine thread for a portion; for less it would only contend for the lock."""
+        if _is_due(ticket):
+            self._due.notify_all()
 
     def _read(self, request: ReadRequest) -> Payload | str:
         try:
@@ -264,6 +206,5 @@ class ColdReader:
             return "no_block"
 
 
-def max_ready(block_bytes: int) -> int:
-    """Return how many blocks of a restore may wait for the engine thread."""
-    return max(MIN_READY_BLOCKS, MAX_READY_BYTES // max(1, block_bytes))
+def _is_due(ticket: Ticket) -> bool:
+    return ticket.is_due(PORTION_BLOCKS)
