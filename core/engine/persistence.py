@@ -23,7 +23,8 @@ from ..coldtier.inspection.handle import limits_of
 from ..coldtier.objects.fingerprint import FingerprintComponents, geometry
 from ..coldtier.objects.format import KvGeometry
 from ..coldtier.stats import Counters
-from ..coldtier.store.store import ColdStore, default_root
+from ..coldtier.store.location import default_root
+from ..coldtier.store.store import ColdStore
 from ..coldtier.tier import ColdTier
 from ..coldtier.transfer.capture import CaptureBudget
 from ..contract.cache_spec import CacheLayout

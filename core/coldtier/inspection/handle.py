@@ -14,8 +14,9 @@ from ..objects.keys import ObjectName
 from ..stats import Counters
 from ..store.directory import MARKER
 from ..store.index import ObjectInfo
+from ..store.location import default_root
 from ..store.quota import GIB, StoreLimits
-from ..store.store import ColdStore, default_root
+from ..store.store import ColdStore
 from .bundle import ExportReport, ImportReport, export_objects, import_bundle
 from .explanation import Explanation, Prefix, explain, stored_prefix
 from .listing import ObjectEntry, StoreStats, entries_of, list_entries, survey

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import enum
 import hashlib
-import re
 import struct
 from collections.abc import Sequence
-
-import attrs
+from typing import NamedTuple
 
 from ...ids import SHARED_DOMAIN, ColdKey, Fingerprint, SaltDomain
 
@@ -30,18 +28,17 @@ class ColdGroup(enum.Enum):
     SLIDING_WINDOW = "sliding_window"
     SSM_STATE = "ssm_state"
 
-
-# label in a file's name -> group
-_GROUPS = {None if g is ColdGroup.KV else g.value: g for g in ColdGroup}
-_FILE_NAME = re.compile(
-    r"([0-9a-f]{64})(?:\.(" + "|".join(filter(None, _GROUPS)) + r"))?" + re.escape(SUFFIX)
-)
+    # a name is hashed many times, and an enum's own hash is a call into Python
+    __hash__ = object.__hash__
 
 
-# a name is hashed many times, and an enum's hash is a call of its own
-@attrs.frozen(cache_hash=True)
-class ObjectName:
-    """One object's name.
+# a file's name behind its 64 digits -> group; only KV blocks go without a label
+_TAILS = {(SUFFIX if g is ColdGroup.KV else f".{g.value}{SUFFIX}"): g for g in ColdGroup}
+_LABELS = {group: tail for tail, group in _TAILS.items()}
+
+
+class ObjectName(NamedTuple):
+    """One object's name. A tuple, since a large store makes and hashes many at once.
 
     Attributes:
         key: Its key.
@@ -54,16 +51,19 @@ class ObjectName:
     @property
     def file_name(self) -> str:
         """The file's name; only KV blocks go without their group's label."""
-        label = "" if self.group is ColdGroup.KV else f".{self.group.value}"
-        return f"{self.key.hex()}{label}{SUFFIX}"
+        return self.key.hex() + _LABELS[self.group]
 
     @classmethod
     def parse(cls, file_name: str) -> ObjectName | None:
         """Return the object that a file's name stands for, None for any other file."""
-        match = _FILE_NAME.fullmatch(file_name)
-        if match is None:
+        digits, group = file_name[: 2 * KEY_BYTES], _TAILS.get(file_name[2 * KEY_BYTES :])
+        if group is None:
             return None
-        return cls(ColdKey(bytes.fromhex(match[1])), _GROUPS[match[2]])
+        try:
+            key = bytes.fromhex(digits)
+        except ValueError:
+            return None
+        return cls(ColdKey(key), group) if key.hex() == digits else None  # one spelling only
 
 
 def object_key(

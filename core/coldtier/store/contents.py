@@ -2,16 +2,38 @@
 
 from __future__ import annotations
 
+import gc
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager, suppress
 
 from ..objects.claims import HEAD_BYTES, Link, link_of
 from ..objects.keys import ObjectName
 from .directory import LOCK_TIMEOUT_S, StoreDirectory
-from .files import facts_of, publish, read_heads, scan, stamp_object, unlink_object
+from .files import (
+    by_shard,
+    facts_of,
+    publish,
+    read_heads,
+    scan,
+    stamp_object,
+    unlink_object,
+    unlink_objects,
+)
 from .index import Index, ObjectInfo
 from .quota import Ledger
+
+
+@contextmanager
+def _without_collections() -> Generator[None]:
+    """Put garbage collection off: it would look again and again at what is only added."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 class Contents:
@@ -67,8 +89,9 @@ class Contents:
 
     def rescan(self) -> None:
         """Make the index and the ledger agree with the disk."""
-        found = list(scan(self.directory.objects))
-        self.index.replace(found, self.clock())
+        with _without_collections():
+            found = list(scan(self.directory.objects))
+            self.index.replace(found, self.clock())
         self.ledger.settle(sum(num_bytes for _, num_bytes, _ in found))
 
     def link(self) -> None:
@@ -131,6 +154,25 @@ class Contents:
         self.index.forget(name)
         self.ledger.remove(facts.num_bytes)
         return True
+
+    def remove_all(self, names: Iterable[ObjectName]) -> set[ObjectName]:
+        """Remove many objects, shard by shard; others may change the store in between.
+
+        Returns:
+            Those that were there and could be removed.
+
+        Raises:
+            OSError: The store cannot be locked.
+        """
+        removed: set[ObjectName] = set()
+        for group in by_shard(names):
+            with self.exclusive():
+                gone = unlink_objects(self.directory.objects, group)
+                for name, _ in gone:
+                    self.index.forget(name)
+                self.ledger.remove(sum(num_bytes or 0 for _, num_bytes in gone))
+            removed.update(name for name, num_bytes in gone if num_bytes is not None)
+        return removed
 
     def remove_unused(self, victim: ObjectInfo) -> bool:
         """Remove an object unless another process has used it meanwhile.

@@ -113,9 +113,9 @@ def read_heads(
     Yields:
         Name and bytes; no bytes if they cannot be read.
     """
-    for shard_name, group in groupby(sorted(names, key=_order), key=shard_of):
+    for group in by_shard(names):
         try:
-            shard = open_folder(shard_name, objects)
+            shard = open_folder(shard_of(group[0]), objects)
         except OSError:
             yield from ((name, b"") for name in group)
             continue
@@ -124,8 +124,10 @@ def read_heads(
                 yield name, _read_head(shard, name, num_bytes)
 
 
-def _order(name: ObjectName) -> bytes:
-    return name.key
+def by_shard(names: Iterable[ObjectName]) -> Iterator[list[ObjectName]]:
+    """Return objects in groups of one shard each."""
+    ordered = sorted(names, key=lambda name: name.key)
+    return (list(group) for _, group in groupby(ordered, key=lambda name: name.key[0]))
 
 
 def _read_head(shard: int, name: ObjectName, num_bytes: int) -> bytes:
@@ -145,6 +147,40 @@ def unlink_object(objects: int, name: ObjectName) -> None:
     """
     with closing(open_folder(shard_of(name), objects)) as shard:
         os.unlink(name.file_name, dir_fd=shard)
+
+
+def unlink_objects(
+    objects: int, names: Sequence[ObjectName]
+) -> list[tuple[ObjectName, int | None]]:
+    """Remove objects of one shard; one that cannot be removed stays.
+
+    Returns:
+        Those that are gone, with the bytes that they had; None for one that was not there.
+    """
+    try:
+        shard = open_folder(shard_of(names[0]), objects)
+    except FileNotFoundError:
+        return [(name, None) for name in names]
+    except OSError:
+        return []
+    gone: list[tuple[ObjectName, int | None]] = []
+    with closing(shard):
+        for name in names:
+            with suppress(OSError):
+                gone.append((name, _unlink(shard, name.file_name)))
+    return gone
+
+
+def _unlink(shard: int, file_name: str) -> int | None:
+    """Remove a file and return its bytes; None if there is no regular file of that name."""
+    try:
+        facts = _facts(os.lstat(file_name, dir_fd=shard))
+    except FileNotFoundError:
+        return None
+    if facts is None:
+        return None
+    os.unlink(file_name, dir_fd=shard)
+    return facts.num_bytes
 
 
 def stamp_object(objects: int, name: ObjectName, stamp_ns: int) -> None:

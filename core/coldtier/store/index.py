@@ -73,12 +73,13 @@ class Index:
         self.newest_ns = 0
         self._entries: dict[ObjectName, _Entry] = {}
         self._heap: list[tuple[int, int, ObjectName]] = []  # (stamp, ticket, name)
+        self._has_heap = True  # a large store that was just scanned has none until it evicts
         self._tickets = itertools.count()
         # ticket -> name; tickets, since hashing a name is what costs most when it is used
         self._unflushed: dict[int, ObjectName] = {}  # used since their time was written to disk
         self._due: dict[int, ObjectName] = {}  # those of them that lag too far behind
         self._lineage = Lineage()
-        self._unlinked: dict[ObjectName, None] = {}  # what they need was not looked at yet
+        self._linked: set[ObjectName] = set()  # somebody has said what they need
         self._lock = threading.Lock()
 
     def __contains__(self, name: object) -> bool:
@@ -144,15 +145,17 @@ class Index:
     def unlinked(self) -> list[ObjectName]:
         """Return the objects of which nobody has said what they need."""
         with self._lock:
-            return list(self._unlinked)
+            if len(self._linked) == len(self._entries):
+                return []
+            return [name for name in self._entries if name not in self._linked]
 
     def link(self, links: Iterable[tuple[ObjectName, Link | None]]) -> None:
         """Take note of what objects need; None for one that stands for itself."""
         with self._lock:
             fresh: list[tuple[int, ObjectName]] = []
             for name, link in links:
-                if name in self._unlinked:
-                    del self._unlinked[name]
+                if name in self._entries and name not in self._linked:
+                    self._linked.add(name)
                     if link is not None:
                         self._lineage.enter(name, link)
                         fresh.append((self._entries[name].stamp_ns, name))
@@ -210,6 +213,8 @@ class Index:
         with self._lock:
             victims = Victims(self._entries, self._lineage, num_bytes, until_ns, skip, whole)
             victims.take_lost()
+            if not self._has_heap:
+                self._rebuild_heap()
             passed: list[tuple[int, int, ObjectName]] = []
             while victims.missing_bytes > 0 and self._settle_top() is not None:
                 item = heapq.heappop(self._heap)
@@ -252,9 +257,7 @@ class Index:
         for name, num_bytes, disk_ns in found:
             ticket = next(self._tickets)
             self._entries[name] = _Entry(num_bytes, disk_ns, disk_ns, ticket)
-            self._heap.append((disk_ns, ticket, name))
-        heapq.heapify(self._heap)
-        self._unlinked = dict.fromkeys(self._entries)
+        self._has_heap = False
         self.num_bytes = sum(num_bytes for _, num_bytes, _ in found)
         self.newest_ns = max((disk_ns for _, _, disk_ns in found), default=0)
 
@@ -292,15 +295,15 @@ class Index:
     def _add(self, name: ObjectName, num_bytes: int, stamp_ns: int, disk_ns: int) -> None:
         entry = _Entry(num_bytes, stamp_ns, disk_ns, next(self._tickets))
         self._entries[name] = entry
-        self._unlinked[name] = None
-        heapq.heappush(self._heap, (stamp_ns, entry.ticket, name))
+        if self._has_heap:
+            heapq.heappush(self._heap, (stamp_ns, entry.ticket, name))
         self.num_bytes += num_bytes
         self._stamp(name, entry, stamp_ns)
 
     def _remove(self, name: ObjectName) -> None:
         entry = self._entries.pop(name)
         self._lineage.leave(name)
-        self._unlinked.pop(name, None)
+        self._linked.discard(name)
         self.num_bytes -= entry.num_bytes
         self._unflushed.pop(entry.ticket, None)
         self._due.pop(entry.ticket, None)
@@ -310,6 +313,7 @@ class Index:
     def _rebuild_heap(self) -> None:
         self._heap = [(e.stamp_ns, e.ticket, n) for n, e in self._entries.items()]
         heapq.heapify(self._heap)
+        self._has_heap = True
 
     def _settle_top(self) -> _Entry | None:
         """Put the heap's top right and return its entry, None if there is none."""
@@ -334,6 +338,8 @@ class Index:
             entries = self._entries
             assert self.num_bytes == sum(e.num_bytes for e in entries.values())
             assert all(e.stamp_ns <= self.newest_ns for e in entries.values())
+            if not self._has_heap:
+                self._rebuild_heap()
             items = {ticket: (stamp_ns, name) for stamp_ns, ticket, name in self._heap}
             assert len(items) == len(self._heap), "no ticket is given twice"
             for name, entry in entries.items():
@@ -344,4 +350,5 @@ class Index:
             assert stale.items() <= self._unflushed.items(), "a use not on disk is known"
             assert self._due.items() <= self._unflushed.items()
             assert all(entries[n].ticket == ticket for ticket, n in self._unflushed.items())
+            assert self._linked <= entries.keys()
             self._lineage.check()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -15,7 +14,7 @@ from ..objects.claims import HEAD_BYTES, Link, link_of
 from ..objects.keys import ObjectName
 from ..stats import Counters
 from .contents import Contents
-from .directory import FORMAT, StoreDirectory
+from .directory import StoreDirectory
 from .eviction import Admission
 from .files import StoredObject, open_shard, read_object, temporary
 from .index import ObjectInfo
@@ -25,30 +24,6 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 _REJECT_TIMEOUT_S = 1.0  # a reader waits for it, and a turn for the reader
-
-
-def default_root(cold_cache_dir: str | None) -> Path:
-    """Return where the store lies.
-
-    Args:
-        cold_cache_dir: A folder to put it into; None means the platform's cache folder.
-
-    Raises:
-        StoreUnavailableError: There is no home folder.
-    """
-    try:
-        if cold_cache_dir:
-            return Path(cold_cache_dir).expanduser() / FORMAT
-        return _caches() / "neve" / "cold" / "v1"
-    except RuntimeError as error:
-        raise StoreUnavailableError("there is no home folder: name a folder for it") from error
-
-
-def _caches() -> Path:
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches"
-    named = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    return named if named.is_absolute() else Path.home() / ".cache"
 
 
 def _head(parts: Sequence[Buffer]) -> bytes:
@@ -281,7 +256,10 @@ class ColdStore:
             self._contents.link()
             index = self._contents.index
             victims = index.oldest(index.num_bytes - target_bytes, whole=True)
-            return victims if dry_run else [v for v in victims if self._try_remove(v.name)]
+        if dry_run:
+            return victims
+        gone = self._contents.remove_all(victim.name for victim in victims)
+        return [victim for victim in victims if victim.name in gone]
 
     def remove(self, names: Sequence[ObjectName]) -> int:
         """Remove objects, and return how many there were that could be.
@@ -289,13 +267,7 @@ class ColdStore:
         Raises:
             OSError: The store cannot be locked.
         """
-        with self._contents.exclusive():
-            return sum(self._try_remove(name) for name in names)
-
-    def _try_remove(self, name: ObjectName) -> bool:
-        with suppress(OSError):
-            return self._contents.remove(name)
-        return False
+        return len(self._contents.remove_all(names))
 
     def clear(self) -> int:
         """Remove all objects, and return how many; what is not ours stays.
@@ -303,7 +275,9 @@ class ColdStore:
         Raises:
             OSError: The store cannot be locked or scanned.
         """
-        return len(self.prune(0))
+        with self._contents.exclusive():
+            self._contents.rescan()
+        return self.remove([info.name for info in self.objects()])
 
     def usage(self) -> StoreUsage:
         """Return what the store takes.

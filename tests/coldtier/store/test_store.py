@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import sys
@@ -11,7 +12,8 @@ import pytest
 
 from neve.coldtier.objects.keys import ColdGroup, ObjectName
 from neve.coldtier.store import contents
-from neve.coldtier.store.store import ColdStore, ObjectInfo, WriteOutcome, default_root
+from neve.coldtier.store.location import default_root
+from neve.coldtier.store.store import ColdStore, ObjectInfo, WriteOutcome
 from neve.errors import StoreUnavailableError
 
 MakeName = Callable[..., ObjectName]
@@ -314,6 +316,41 @@ def test_removing_and_clearing(
     assert store.objects() == []
     assert foreign.read_text() == "mine"
     store.check()
+
+
+def test_clearing_takes_what_has_no_bytes_and_passes_over_the_rest(
+    make_store: MakeStore, make_name: MakeName, clock, monkeypatch
+) -> None:
+    """CT-12: empty objects go too; one that resists stays, in the index and on the account."""
+    store, other = make_store(), make_store()
+    store.write(make_name("empty"), [], clock.advance(1))
+    store.write(make_name("held"), [bytes(10)], clock.advance(1))
+    other.write(make_name("theirs"), [bytes(10)], clock.advance(1))
+    unlink = os.unlink
+
+    def refuse(path: str, *, dir_fd: int | None = None) -> None:
+        if path == make_name("held").file_name:
+            raise PermissionError(1, "Operation not permitted")
+        unlink(path, dir_fd=dir_fd)
+
+    monkeypatch.setattr(os, "unlink", refuse)
+
+    assert store.clear() == 2
+    assert [info.name for info in store.objects()] == [make_name("held")]
+    assert other.usage().num_bytes == 10
+    store.check()
+
+
+def test_a_scan_leaves_garbage_collection_as_it_was(make_store: MakeStore) -> None:
+    """CT-12: opening a store pauses it, whatever the caller has chosen."""
+    make_store()
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        make_store()
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
 
 
 def test_a_deleted_folder_is_made_again(
