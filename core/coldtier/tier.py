@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,8 +13,6 @@ from ..contract.sidecar import SidecarPolicy
 from ..ids import SHARED_DOMAIN, ColdKey, Fingerprint, SaltDomain
 from .objects.format import (
     KvGeometry,
-    decode,
-    decode_block,
     encode,
     encode_tokens,
     kv_layout,
@@ -33,18 +30,12 @@ from .transfer.capture import (
     StopReason,
 )
 from .transfer.cost import CostModel
+from .transfer.ends import Ends
 from .transfer.reader import ColdReader
-from .transfer.ticket import Payload, ReadRequest, Ticket, max_ready
-from .transfer.walk import Backing, RestorePlan, plan_restore
+from .transfer.ticket import Ticket
+from .transfer.walk import RestorePlan, plan_restore
+from .transfer.wanted import Wanted
 from .transfer.writer import ColdWriter, WriteJob
-
-MAX_REMEMBERED_ENDS = 4096
-
-_CAUSES: Mapping[StopReason | None, str] = {
-    StopReason.BUDGET: "budget",
-    StopReason.DEADLINE: "budget",
-    StopReason.REFUSED: "quota",
-}
 
 
 class ColdTier:
@@ -81,8 +72,7 @@ class ColdTier:
         self._fingerprint: Fingerprint | None = None
         self._writer = ColdWriter(store, store.counters)
         self._reader = ColdReader(store)
-        # where a walk of this process ended, and why: the cause of the next miss there
-        self._ends: OrderedDict[ColdKey, str] = OrderedDict()
+        self._ends = Ends()
         self.cost = CostModel(self._layout.payload_bytes)
 
     def identify(self, fingerprint: Fingerprint) -> None:
@@ -120,8 +110,8 @@ class ColdTier:
             self._store, chain, tokens, first, limit, policy=self.policy, salt=salt
         )
         if plan.cause == "no_block" and plan.end < len(chain.blocks):
-            known = self._ends.get(chain.blocks[plan.end].key, plan.cause)
-            plan = attrs.evolve(plan, cause=known)
+            known = self._ends.cause(chain.blocks[plan.end].key)
+            plan = attrs.evolve(plan, cause=known or plan.cause)
         declined = plan.num_blocks > 0 and not self.cost.restore_pays(
             plan.num_blocks,
             plan.num_blocks * self._block_size,
@@ -148,37 +138,11 @@ class ColdTier:
         self._store.touch(chain.blocks[: plan.end], stamp_ns)
         for backing in plan.backings[:1]:
             self._store.touch([backing.name], _state_stamp(stamp_ns, backing.num_blocks))
-        ticket = Ticket(
-            [self._block_request(chain.blocks[i], tokens, i) for i in range(*_span(plan))],
-            [self._sidecar_request(plan.first, backing) for backing in plan.backings],
-            max_ready(self._layout.max_bytes),
-        )
+        assert self._fingerprint is not None
+        wanted = Wanted(self._fingerprint, self._layout, self._block_size, self.policy)
+        ticket = wanted.ticket(plan, chain, tokens)
         self._reader.submit(ticket)
         return ticket
-
-    def _block_request(self, name: ObjectName, tokens: Sequence[int], i: int) -> ReadRequest:
-        assert self._fingerprint is not None
-        size = self._block_size
-        block = tuple(tokens[i * size : (i + 1) * size])
-        check: Callable[..., Any] = partial(
-            _decode_pages,
-            name=name,
-            fingerprint=self._fingerprint,
-            layout=self._layout,
-            tokens=block,
-        )
-        return ReadRequest(name, self._layout.max_bytes, check)
-
-    def _sidecar_request(self, first: int, backing: Backing) -> ReadRequest:
-        assert self.policy is not None
-        assert self._fingerprint is not None
-        boundary = backing.num_blocks * self._block_size
-        group = ColdGroup(self.policy.group)
-        layout = sidecar_layout(group, self.policy.expected_at(boundary), boundary)
-        check: Callable[..., Any] = partial(
-            decode, name=backing.name, fingerprint=self._fingerprint, layout=layout
-        )
-        return ReadRequest(backing.name, layout.max_bytes, check, backing.num_blocks - first)
 
     @property
     def reader(self) -> ColdReader:
@@ -222,19 +186,7 @@ class ColdTier:
         if capture.stop is None:
             capture.advance(self._store, self._writer, max_blocks)
         if capture.stop is not None:
-            self._remember_end(capture)
-
-    def _remember_end(self, capture: Capture) -> None:
-        """Note why there is no more of a chain; where it goes on now is no end any longer."""
-        cause, reach = _CAUSES.get(capture.stop), capture.reach
-        # what the store has refused was handed to the writer before, and counts as reached
-        first = 0 if capture.stop is StopReason.REFUSED else reach
-        for index, name in enumerate(capture.names[: reach + 1]):
-            self._ends.pop(name.key, None)
-            if cause is not None and index >= first:
-                self._ends[name.key] = cause
-        while len(self._ends) > MAX_REMEMBERED_ENDS:
-            self._ends.popitem(last=False)
+            self._ends.remember(capture)
 
     def has_state(self, chain: ColdChain, tokens: Sequence[int], num_blocks: int) -> bool:
         """Return whether the state after so many blocks is known to be on disk."""
@@ -326,16 +278,6 @@ class ColdTier:
         if not (self._reader.is_alive or self._writer.is_alive):
             self._store.close()
         return landed
-
-
-def _decode_pages(data: memoryview, **expected: Any) -> Payload:
-    """Return the pages of a block, which lie behind one another, as one piece."""
-    pages = decode_block(data, **expected)
-    return [data[data.nbytes - sum(page.nbytes for page in pages) :]]
-
-
-def _span(plan: RestorePlan) -> tuple[int, int]:
-    return plan.first, plan.end
 
 
 def _state_stamp(stamp_ns: int, num_blocks: int) -> int:

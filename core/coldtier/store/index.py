@@ -9,16 +9,17 @@ index knows as soon as it has been told what objects need, see `lineage`.
 
 from __future__ import annotations
 
-import heapq
 import itertools
 import threading
 from collections.abc import Collection, Iterable, Sequence
+from contextlib import closing
 
 import attrs
 
 from ..objects.claims import Link
 from ..objects.keys import ObjectName
 from .lineage import Lineage
+from .recency import Entry, UseOrder
 from .victims import Victims
 
 DEPTH_NS = 1000
@@ -46,22 +47,10 @@ class ObjectInfo:
     used_ns: int
 
 
-@attrs.define(eq=False, weakref_slot=False)
-class _Entry:
-    """An object: its size, its last use here and on disk, and the place of its heap item."""
-
-    num_bytes: int
-    stamp_ns: int
-    disk_ns: int
-    ticket: int
-
-
 class Index:
-    """The objects by name, and a heap of stamps that is put right when it is read.
+    """The objects by name, in the order of their last use.
 
-    An entry has one heap item, with its ticket and a stamp that may be out of date, never too
-    new; using an object therefore costs one assignment. A removed entry's item stays until it
-    comes to the top. Every method may be called from any thread; `in` takes no lock.
+    Every method may be called from any thread; `in` takes no lock.
 
     Attributes:
         num_bytes: Sizes of all objects together.
@@ -71,15 +60,13 @@ class Index:
     def __init__(self) -> None:
         self.num_bytes = 0
         self.newest_ns = 0
-        self._entries: dict[ObjectName, _Entry] = {}
-        self._heap: list[tuple[int, int, ObjectName]] = []  # (stamp, ticket, name)
-        self._has_heap = True  # a large store that was just scanned has none until it evicts
+        self._entries: dict[ObjectName, Entry] = {}
+        self._order = UseOrder(self._entries)
         self._tickets = itertools.count()
         # ticket -> name; tickets, since hashing a name is what costs most when it is used
         self._unflushed: dict[int, ObjectName] = {}  # used since their time was written to disk
         self._due: dict[int, ObjectName] = {}  # those of them that lag too far behind
         self._lineage = Lineage()
-        self._linked: set[ObjectName] = set()  # somebody has said what they need
         self._lock = threading.Lock()
 
     def __contains__(self, name: object) -> bool:
@@ -145,20 +132,15 @@ class Index:
     def unlinked(self) -> list[ObjectName]:
         """Return the objects of which nobody has said what they need."""
         with self._lock:
-            if len(self._linked) == len(self._entries):
-                return []
-            return [name for name in self._entries if name not in self._linked]
+            return self._lineage.unknown(self._entries)
 
     def link(self, links: Iterable[tuple[ObjectName, Link | None]]) -> None:
         """Take note of what objects need; None for one that stands for itself."""
         with self._lock:
             fresh: list[tuple[int, ObjectName]] = []
             for name, link in links:
-                if name in self._entries and name not in self._linked:
-                    self._linked.add(name)
-                    if link is not None:
-                        self._lineage.enter(name, link)
-                        fresh.append((self._entries[name].stamp_ns, name))
+                if name in self._entries and self._lineage.learn(name, link):
+                    fresh.append((self._entries[name].stamp_ns, name))
             for _, name in sorted(fresh, key=lambda item: -item[0]):
                 self._raise_ancestors(name)
 
@@ -213,17 +195,9 @@ class Index:
         with self._lock:
             victims = Victims(self._entries, self._lineage, num_bytes, until_ns, skip, whole)
             victims.take_lost()
-            if not self._has_heap:
-                self._rebuild_heap()
-            passed: list[tuple[int, int, ObjectName]] = []
-            while victims.missing_bytes > 0 and self._settle_top() is not None:
-                item = heapq.heappop(self._heap)
-                passed.append(item)
-                if not victims.is_allowed(item[0]):
-                    break
-                victims.take(item[2])
-            for item in passed:
-                heapq.heappush(self._heap, item)
+            if victims.missing_bytes > 0:
+                with closing(self._order.oldest_first()) as oldest:
+                    victims.take_all(oldest)
             if victims.missing_bytes > 0:
                 return []
             found = [(name, self._entries[name]) for name in victims.chosen]
@@ -256,8 +230,8 @@ class Index:
     def _load(self, found: Sequence[tuple[ObjectName, int, int]]) -> None:
         for name, num_bytes, disk_ns in found:
             ticket = next(self._tickets)
-            self._entries[name] = _Entry(num_bytes, disk_ns, disk_ns, ticket)
-        self._has_heap = False
+            self._entries[name] = Entry(num_bytes, disk_ns, disk_ns, ticket)
+        self._order.drop()
         self.num_bytes = sum(num_bytes for _, num_bytes, _ in found)
         self.newest_ns = max((disk_ns for _, _, disk_ns in found), default=0)
 
@@ -279,9 +253,9 @@ class Index:
         for rank, (_, _, name) in enumerate(ahead, start=1):
             self._stamp(name, self._entries[name], now_ns + rank)
         self.newest_ns = now_ns + len(ahead)
-        self._rebuild_heap()
+        self._order.drop()
 
-    def _stamp(self, name: ObjectName, entry: _Entry, stamp_ns: int) -> bool:
+    def _stamp(self, name: ObjectName, entry: Entry, stamp_ns: int) -> bool:
         """Give an entry a stamp; return whether its file lags too far behind now."""
         entry.stamp_ns = stamp_ns
         self.newest_ns = max(self.newest_ns, stamp_ns)
@@ -293,40 +267,19 @@ class Index:
         return due
 
     def _add(self, name: ObjectName, num_bytes: int, stamp_ns: int, disk_ns: int) -> None:
-        entry = _Entry(num_bytes, stamp_ns, disk_ns, next(self._tickets))
+        entry = Entry(num_bytes, stamp_ns, disk_ns, next(self._tickets))
         self._entries[name] = entry
-        if self._has_heap:
-            heapq.heappush(self._heap, (stamp_ns, entry.ticket, name))
+        self._order.add(name, entry)
         self.num_bytes += num_bytes
         self._stamp(name, entry, stamp_ns)
 
     def _remove(self, name: ObjectName) -> None:
         entry = self._entries.pop(name)
         self._lineage.leave(name)
-        self._linked.discard(name)
         self.num_bytes -= entry.num_bytes
         self._unflushed.pop(entry.ticket, None)
         self._due.pop(entry.ticket, None)
-        if len(self._heap) > 2 * len(self._entries) + 64:
-            self._rebuild_heap()
-
-    def _rebuild_heap(self) -> None:
-        self._heap = [(e.stamp_ns, e.ticket, n) for n, e in self._entries.items()]
-        heapq.heapify(self._heap)
-        self._has_heap = True
-
-    def _settle_top(self) -> _Entry | None:
-        """Put the heap's top right and return its entry, None if there is none."""
-        while self._heap:
-            stamp_ns, ticket, name = self._heap[0]
-            entry = self._entries.get(name)
-            if entry is None or entry.ticket != ticket:
-                heapq.heappop(self._heap)
-            elif entry.stamp_ns > stamp_ns:
-                heapq.heapreplace(self._heap, (entry.stamp_ns, ticket, name))
-            else:
-                return entry
-        return None
+        self._order.trim()
 
     def check(self) -> None:
         """Verify every equation that must hold; O(objects).
@@ -338,17 +291,9 @@ class Index:
             entries = self._entries
             assert self.num_bytes == sum(e.num_bytes for e in entries.values())
             assert all(e.stamp_ns <= self.newest_ns for e in entries.values())
-            if not self._has_heap:
-                self._rebuild_heap()
-            items = {ticket: (stamp_ns, name) for stamp_ns, ticket, name in self._heap}
-            assert len(items) == len(self._heap), "no ticket is given twice"
-            for name, entry in entries.items():
-                stamp_ns, owner = items[entry.ticket]
-                assert owner == name, "an item bears the name of its entry"
-                assert stamp_ns <= entry.stamp_ns, "an item is never too new"
+            self._order.check()
             stale = {e.ticket: n for n, e in entries.items() if e.stamp_ns != e.disk_ns}
             assert stale.items() <= self._unflushed.items(), "a use not on disk is known"
             assert self._due.items() <= self._unflushed.items()
             assert all(entries[n].ticket == ticket for ticket, n in self._unflushed.items())
-            assert self._linked <= entries.keys()
             self._lineage.check()

@@ -7,7 +7,7 @@ that it stands behind.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import attrs
 
@@ -58,12 +58,31 @@ class Lineage:
 
     def __init__(self) -> None:
         self.lost: dict[ObjectName, bool] = {}
+        self._known: set[ObjectName] = set()  # those that stand for themselves, too
         self._nodes: dict[ObjectName, _Node] = {}
         self._blocks: dict[ColdKey, _Node] = {}
         self._behind: dict[ColdKey, list[_Node]] = {}  # of blocks that are absent, too
 
+    def unknown(self, names: Mapping[ObjectName, object]) -> list[ObjectName]:
+        """Return those of all objects of which nobody has said what they need."""
+        if len(self._known) == len(names):
+            return []
+        return [name for name in names if name not in self._known]
+
+    def learn(self, name: ObjectName, link: Link | None) -> bool:
+        """Take note of what an object needs, once; None for one that stands for itself.
+
+        Returns:
+            Whether it has a place among the others from now on.
+        """
+        is_new = link is not None and name not in self._known
+        self._known.add(name)
+        if link is not None and is_new:
+            self.enter(name, link)
+        return is_new
+
     def enter(self, name: ObjectName, link: Link) -> None:
-        """Take note of an object, and of what it needs."""
+        """Give an object its place."""
         if name in self._nodes:
             return
         node = self._nodes[name] = _Node(name, link)
@@ -78,6 +97,7 @@ class Lineage:
 
     def leave(self, name: ObjectName) -> None:
         """Forget an object; what comes after it cannot be restored from now on."""
+        self._known.discard(name)
         node = self._nodes.get(name)
         if node is None:
             return

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -10,13 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...errors import StoreUnavailableError
-from ..objects.claims import HEAD_BYTES, Link, link_of
 from ..objects.keys import ObjectName
 from ..stats import Counters
+from .commit import Commit
 from .contents import Contents
 from .directory import StoreDirectory
-from .eviction import Admission
-from .files import StoredObject, open_shard, read_object, temporary
+from .files import StoredObject, read_object
 from .index import ObjectInfo
 from .quota import StoreLimits, StoreUsage, WriteOutcome
 
@@ -24,11 +22,6 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 _REJECT_TIMEOUT_S = 1.0  # a reader waits for it, and a turn for the reader
-
-
-def _head(parts: Sequence[Buffer]) -> bytes:
-    """Return the first bytes of an object in pieces, which begins with its whole header."""
-    return bytes(memoryview(parts[0]).cast("B")[:HEAD_BYTES]) if parts else b""
 
 
 class ColdStore:
@@ -60,6 +53,7 @@ class ColdStore:
         self._bounds = limits.on(directory.total_bytes())
         self._clock = clock
         self._contents = Contents(directory, clock)
+        self._commit = Commit(self._contents, self._bounds, counters)
         self._deleted: list[StoreDirectory] = []  # readers may be in them until we close
         self._unavailable: str | None = None  # why, once it is
         self.root = directory.root
@@ -137,57 +131,10 @@ class ColdStore:
         if self._unavailable is not None:
             raise StoreUnavailableError(self._unavailable)
         try:
-            return self._write(name, parts, stamp_ns)
+            return self._commit.write(name, parts, stamp_ns)
         except FileNotFoundError:
             self._reopen()
-            return self._write(name, parts, stamp_ns)
-
-    def _write(self, name: ObjectName, parts: Sequence[Buffer], stamp_ns: int) -> WriteOutcome:
-        contents = self._contents
-        if contents.find(name):
-            return WriteOutcome.PRESENT
-        num_bytes = sum(memoryview(part).nbytes for part in parts)
-        # Asked twice. Before, since a refusal should cost no write, and a full disk takes no
-        # file before something went; after, since others may have taken the room meanwhile.
-        admission = self._admission(num_bytes, stamp_ns, unwritten_bytes=num_bytes)
-        if admission.is_short:
-            contents.link()
-        with contents.exclusive():
-            refusal = admission.refusal()
-        if refusal is not None:
-            return refusal
-        link = link_of(_head(parts), name)
-        with (
-            open_shard(contents.directory.objects, name) as shard,
-            temporary(shard, name, parts, stamp_ns) as temp,
-        ):
-            outcome = self._commit(shard, temp, name, num_bytes, stamp_ns, link)
-            if outcome is WriteOutcome.WRITTEN:
-                os.fsync(shard)
-        return outcome
-
-    def _commit(
-        self,
-        shard: int,
-        temp: str,
-        name: ObjectName,
-        num_bytes: int,
-        stamp_ns: int,
-        link: Link | None,
-    ) -> WriteOutcome:
-        with self._contents.exclusive():
-            if self._contents.find(name):
-                return WriteOutcome.PRESENT
-            refusal = self._admission(num_bytes, stamp_ns, unwritten_bytes=0).refusal()
-            if refusal is not None:
-                return refusal
-            self._contents.add(shard, temp, name, num_bytes, stamp_ns, link)
-        return WriteOutcome.WRITTEN
-
-    def _admission(self, num_bytes: int, stamp_ns: int, unwritten_bytes: int) -> Admission:
-        return Admission(
-            self._contents, self._bounds, self.counters, num_bytes, stamp_ns, unwritten_bytes
-        )
+            return self._commit.write(name, parts, stamp_ns)
 
     def _reopen(self) -> None:
         """Begin anew after the folder was deleted; give up for good if that fails."""
@@ -201,6 +148,7 @@ class ColdStore:
             raise
         self._deleted[-1] = self._contents.directory
         self._contents = fresh
+        self._commit = Commit(fresh, self._bounds, self.counters)
 
     def reject(self, name: ObjectName, identity: tuple[int, int]) -> bool:
         """Remove an object that was read and found unsound, and count the corruption.

@@ -2,31 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from typing import Protocol
+from collections.abc import Collection, Iterable, Mapping
 
 import attrs
 
 from ..objects.keys import ObjectName
 from .lineage import Lineage
+from .recency import Entry
 
 GRACE_NS = 60 * 10**9
 """For so long after its use a block may wait for the state that makes it of use. A walk writes
 blocks first and states last, and must not be overtaken by another process that evicts."""
-
-
-class Entry(Protocol):
-    """What is asked of an object."""
-
-    @property
-    def num_bytes(self) -> int:
-        """Its size."""
-        ...
-
-    @property
-    def stamp_ns(self) -> int:
-        """Its last use."""
-        ...
 
 
 @attrs.define(eq=False)
@@ -52,7 +38,16 @@ class Victims:
     chosen: dict[ObjectName, None] = attrs.field(init=False, factory=dict[ObjectName, None])
     _spent: dict[ObjectName, int] = attrs.field(init=False, factory=dict[ObjectName, int])
 
-    def is_allowed(self, stamp_ns: int) -> bool:
+    def take_all(self, entries: Iterable[tuple[ObjectName, Entry]]) -> None:
+        """Choose entries, the oldest first, until nothing is missing."""
+        for name, entry in entries:
+            if not self._is_allowed(entry.stamp_ns):
+                return
+            self._take(name)
+            if self.missing_bytes <= 0:
+                return
+
+    def _is_allowed(self, stamp_ns: int) -> bool:
         """Return whether objects of that last use may go."""
         return self.until_ns is None or stamp_ns <= self.until_ns
 
@@ -71,7 +66,7 @@ class Victims:
     def _is_settled(self, stamp_ns: int) -> bool:
         return self.until_ns is None or stamp_ns <= self.until_ns - GRACE_NS
 
-    def take(self, name: ObjectName) -> None:
+    def _take(self, name: ObjectName) -> None:
         """Choose an object, and what cannot be restored without it."""
         if not self._choose(name):
             return
@@ -81,7 +76,7 @@ class Victims:
 
     def _choose(self, name: ObjectName) -> bool:
         entry = self.entries[name]
-        if name in self.chosen or name in self.skip or not self.is_allowed(entry.stamp_ns):
+        if name in self.chosen or name in self.skip or not self._is_allowed(entry.stamp_ns):
             return False
         self.chosen[name] = None
         self.missing_bytes -= entry.num_bytes
