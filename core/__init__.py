@@ -9,11 +9,13 @@ if TYPE_CHECKING:
     from .catalogue import discover as families
     from .certification import certify
     from .coldtier.inspection.handle import ColdStoreHandle, cold_store
+    from .conversation import Chat
     from .engine.completion import Completion, Piece
     from .engine.handles import Handle
+    from .engine.stream import Stream
     from .errors import NeveError
     from .loading import load
-    from .model import Chat, Model
+    from .model import Model
     from .settings import (
         CacheSettings,
         ColdSettings,
@@ -37,6 +39,7 @@ __all__ = [
     "Piece",
     "SchedulerSettings",
     "Settings",
+    "Stream",
     "TelemetrySettings",
     "certify",
     "cold_store",
@@ -56,12 +59,13 @@ _HOMES = {
     "families": "catalogue",
 }
 _HOMES_WITH_MLX = {
-    "Chat": "model",
+    "Chat": "conversation",
     "ColdStoreHandle": "coldtier.inspection.handle",
     "Completion": "engine.completion",
     "Handle": "engine.handles",
     "Model": "model",
     "Piece": "engine.completion",
+    "Stream": "engine.stream",
     "certify": "certification",
     "cold_store": "coldtier.inspection.handle",
     "load": "loading",

@@ -17,6 +17,7 @@ from typing import Any
 import attrs
 import pluggy
 
+from .arguments import items
 from .contract.family import Family as Family
 from .contract.guard import guarded
 from .contract.hooks import HOOK_NAMES, OPTIONAL_HOOKS, PROJECT, FamilyHooks
@@ -228,12 +229,18 @@ def _without_conflicts(
 
 
 def discover(points: Iterable[EntryPoint] | None = None) -> Catalogue:
-    """Load every installed plugin; nothing raises, what is broken is listed as refused.
+    """Load every installed plugin; what is broken is listed as refused instead of raised.
 
     Args:
         points: Entry points to look at; None means those of the environment.
+
+    Raises:
+        RequestError: The points are something else.
     """
-    points = entry_points(group=ENTRY_POINT_GROUP) if points is None else points
+    if points is None:
+        points = entry_points(group=ENTRY_POINT_GROUP)
+    else:
+        points = items("points", points, EntryPoint, "entry points")
     found: list[tuple[str, Family]] = []
     refused: list[PluginError] = []
     for point in points:

@@ -17,6 +17,7 @@ from typing import Any
 import attrs
 
 from . import interrupts
+from .arguments import function, integer, items, wrong
 from .checkpoint.resolve import resolve_checkpoint
 from .coldtier.admission.evidence import Evidence, Figures, evidence_dir, write_evidence
 from .coldtier.stats import ColdCacheStats, ColdSidecarStats
@@ -214,10 +215,16 @@ def certify(
         The file.
 
     Raises:
+        RequestError: An argument is of the wrong type.
         GateFailedError: A case failed; nothing was written.
         NeveError: As `neve.load`.
     """
     path = resolve_checkpoint(source)
+    max_tokens = integer("max_tokens", max_tokens, 1)
+    report = function("report", report)
+    cases = items("cases", cases, GateCase, "one GateCase or more")
+    if not cases:
+        raise wrong("cases", cases, "one GateCase or more")
     reports: list[GateReport] = []
     for case in cases:
         reports.append(run_case(path, case, max_tokens=max_tokens, settings=settings))

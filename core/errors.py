@@ -6,9 +6,21 @@ would be right. Each also derives from the builtin that a caller would expect.
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
+
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = 80
+
+
+def shown(value: object) -> str:
+    """Return a value as an error shows it: short, whatever the value's own `repr` does."""
+    try:
+        return str(value) if isinstance(value, BaseException) else _SHORT.repr(value)
+    except Exception:  # noqa: BLE001  a caller's object may raise anything
+        return f"a {type(value).__name__} that cannot be shown"
 
 
 class NeveError(Exception):
@@ -178,7 +190,9 @@ class InvalidSamplingError(RequestError):
         self.got = got
         self.expected = expected
         super().__init__(
-            f"{param} must be {expected}, got {got!r}", code="invalid_sampling", param=param
+            f"{param} must be {expected}, got {shown(got)}",
+            code="invalid_sampling",
+            param=param,
         )
 
 

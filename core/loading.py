@@ -12,6 +12,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
+from .arguments import flag
 from .catalogue import discover
 from .checkpoint.checkpoint import Checkpoint, open_checkpoint
 from .checkpoint.identity import WeightIdentity
@@ -68,12 +69,14 @@ def load(
         **overrides: Any field of any room of `Settings`, e.g. `max_num_seqs=4`.
 
     Raises:
+        RequestError: The source is no path, or `progress` no bool.
         SettingsError: An unknown or impossible setting.
         CheckpointError: The checkpoint cannot be found, read or understood.
         FamilyNotInstalledError: No installed plugin answers for its model type.
         MemoryBudgetError: It does not fit.
     """
     configure_if_unset()
+    flag("progress", progress)
     path = _resolve_path(source, settings, overrides, progress=progress)
     return Model(Engine(partial(_make_core, str(source), path, settings, overrides)))
 
@@ -130,6 +133,7 @@ def examine(
         FamilyNotInstalledError: As `load`.
     """
     configure_if_unset()
+    flag("progress", progress)
     path = _resolve_path(source, settings, overrides, progress=progress)
     return _examine(path, settings, overrides)
 

@@ -19,6 +19,7 @@ EVENTS = frozenset(
         "coldtier.read.failed",
         "coldtier.write.failed",
         "engine.decode.untraced",
+        "engine.fault.contained",
         "engine.identification.failed",
         "engine.loop.failed",
         "engine.model.identified",

@@ -4,31 +4,31 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Self
 
-import attrs
 import mlx.core as mx
 
+from .arguments import optional_seconds, optional_text, reading, seconds, wrong
+from .conversation import Chat
 from .engine.cold import cold_stats
-from .engine.completion import Completion, Piece
+from .engine.completion import Completion
 from .engine.engine import Engine
 from .engine.handles import Handle
-from .errors import RequestError
+from .engine.options import check_options, read_sampling
+from .engine.stream import Stream
 from .kvcache.block_identity import salt_domain
 from .metal.runtime import dispatch
 from .metrics import ModelStats, render_metrics
-from .sampling.params import SamplingParams
-from .text.reasoning import split_reasoning
+from .text.prompt import Message, Prompt, encode_prompt
 
 if TYPE_CHECKING:
     from .engine.core import Core
     from .engine.identification import Identification
     from .text.tokenizer import Tokenizer
 
-Message: TypeAlias = Mapping[str, Any]
-Prompt: TypeAlias = "str | Sequence[int] | Sequence[Message]"
+__all__ = ["Chat", "Message", "Model", "Prompt"]
 
 
 class Model:
@@ -60,46 +60,23 @@ class Model:
         """Return the token ids that a prompt stands for.
 
         Args:
-            prompt: Text, taken as it stands; token ids; or chat messages, which go through
-                the checkpoint's template.
-            tools: Tool descriptions for the template.
-            template_kwargs: Flags for the template, e.g. `{"enable_thinking": False}`.
+            prompt: Text, taken as it stands; token ids, as a sequence or a one-dimensional
+                array of integers; or chat messages, which go through the checkpoint's template.
+            tools: Tool descriptions for the template; messages only.
+            template_kwargs: Flags for the template, e.g. `{"enable_thinking": False}`; messages
+                only.
 
         Raises:
-            RequestError: The prompt is empty, malformed, or has ids outside the vocabulary.
+            RequestError: The prompt is empty, malformed, or has ids outside the vocabulary; a
+                message has a part that cannot be read, or that the template drops.
         """
-        if isinstance(prompt, str):
-            ids = self.tokenizer.encode(prompt)
-        elif prompt and isinstance(prompt[0], Mapping):
-            ids = self.tokenizer.encode_messages(
-                cast("Sequence[Message]", prompt), tools=tools, template_kwargs=template_kwargs
-            )
-        else:
-            ids = self._check_ids(prompt)
-        if not ids:
-            raise RequestError(
-                "the prompt is empty: at least one token is needed",
-                code="empty_prompt",
-                param="prompt",
-            )
-        return ids
-
-    def _check_ids(self, prompt: Sequence[Any]) -> list[int]:
-        for token in prompt:
-            if isinstance(token, bool) or not isinstance(token, int):
-                raise RequestError(
-                    "a prompt is a string, token ids, or messages with a role, not a list "
-                    f"with {token!r}",
-                    code="invalid_prompt",
-                    param="prompt",
-                )
-            if not 0 <= token < self.info.vocab_size:
-                raise RequestError(
-                    f"token id {token} is outside the vocabulary of {self.info.vocab_size}",
-                    code="invalid_prompt",
-                    param="prompt",
-                )
-        return list(prompt)
+        return encode_prompt(
+            self.tokenizer,
+            prompt,
+            vocab_size=self.info.vocab_size,
+            tools=tools,
+            template_kwargs=template_kwargs,
+        )
 
     def submit(
         self,
@@ -128,10 +105,10 @@ class Model:
                 fails on the handle.)
             EngineClosedError: The model was closed.
         """
-        params = _sampling_params(sampling)
-        params.check_vocabulary(self.info.vocab_size)
+        params = read_sampling(sampling, vocab_size=self.info.vocab_size)
+        domain = salt_domain(cache_salt)
         ids = self.encode(prompt, tools=tools, template_kwargs=template_kwargs)
-        return self._engine.submit(ids, params, salt_domain(cache_salt), owner or "")
+        return self._engine.submit(ids, params, domain, owner)
 
     def generate(self, prompt: Prompt, **options: Any) -> Completion:
         """Return the completion of a prompt; options as in `submit`.
@@ -141,12 +118,16 @@ class Model:
         """
         return self.submit(prompt, **options).result()
 
-    def stream(self, prompt: Prompt, **options: Any) -> Iterator[Piece]:
-        """Yield a completion's pieces as they come; leaving the loop cancels the request.
+    def stream(self, prompt: Prompt, **options: Any) -> Stream:
+        """Return a completion's pieces as they come; options as in `submit`.
 
-        The request is queued by this call, not by the first `next`.
+        The request is queued by this call, not by the first `next`. Leaving the loop, closing
+        the stream, or dropping it cancels the request.
+
+        Raises:
+            RequestError: As in `submit`.
         """
-        return _cancelling(self.submit(prompt, **options))
+        return Stream(self.submit(prompt, **options))
 
     def chat(
         self,
@@ -163,9 +144,19 @@ class Model:
             cache_salt: Sharing domain of all its turns.
             owner: Its name where states are kept by conversation; None makes one up.
             **options: Defaults for every turn, as in `submit`.
+
+        Raises:
+            RequestError: An argument is wrong.
         """
-        owner = owner or f"chat {next(self._chats)}"
-        return Chat(self, system, {**options, "cache_salt": cache_salt, "owner": owner})
+        check_options(options, vocab_size=self.info.vocab_size)
+        salt_domain(cache_salt)
+        owner = optional_text("owner", owner) or f"chat {next(self._chats)}"
+        return Chat(
+            self.submit,
+            optional_text("system", system),
+            {**options, "cache_salt": cache_salt, "owner": owner},
+            reasoning=self.info.protocol.reasoning,
+        )
 
     def logits(self, ids: Sequence[int]) -> mx.array:
         """Return the logits `[T, V]`, float32, of every position of one sequence.
@@ -176,6 +167,9 @@ class Model:
             RequestError: An id is outside the vocabulary, or there are none.
             ContextLengthExceededError: There are more than the model can address.
         """
+        with reading("ids"):
+            if isinstance(ids, str):
+                raise wrong("ids", ids, "token ids")
         checked = self.encode(ids)
         return self._engine.call(lambda core: core.runner.evaluate(checked))
 
@@ -196,6 +190,7 @@ class Model:
         Returns:
             Whether they can be; False if the cold tier is off, or the time is over.
         """
+        timeout_s = optional_seconds("timeout_s", timeout_s)
         identification = self._engine.call(_identification)
         if identification is None:
             return False
@@ -217,7 +212,7 @@ class Model:
         Returns:
             Whether all of it landed in time; True without a cold tier.
         """
-        deadline = time.monotonic() + timeout_s
+        deadline = time.monotonic() + seconds("timeout_s", timeout_s)
         return self._engine.call(lambda core: core.cold is None or core.cold.flush(deadline))
 
     def max_concurrent_sequences(self) -> int:
@@ -245,58 +240,6 @@ class Model:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
-
-
-class Chat:
-    """A conversation: every turn sends the whole history, of which the cache knows the most.
-
-    A turn that fails or is abandoned leaves the history as it was. One turn at a time.
-
-    Attributes:
-        messages: The history so far.
-    """
-
-    def __init__(self, model: Model, system: str | None, options: Mapping[str, Any]) -> None:
-        self.messages: list[dict[str, Any]] = []
-        self._model = model
-        self._options = dict(options)
-        if system is not None:
-            self.messages.append({"role": "system", "content": system})
-
-    def send(self, content: str, **options: Any) -> Completion:
-        """Send a user message and return the answer.
-
-        Raises:
-            RequestError: As in `Model.submit`.
-        """
-        messages = [*self.messages, {"role": "user", "content": content}]
-        completion = self._model.generate(messages, **{**self._options, **options})
-        self.remember(messages, completion)
-        return completion
-
-    def stream(self, content: str, **options: Any) -> Iterator[Piece]:
-        """Send a user message and yield the answer's pieces.
-
-        The history grows when the last piece was taken.
-        """
-        messages = [*self.messages, {"role": "user", "content": content}]
-        handle = self._model.submit(messages, **{**self._options, **options})
-        yield from _cancelling(handle)
-        self.remember(messages, handle.result())
-
-    def remember(self, messages: list[dict[str, Any]], completion: Completion) -> None:
-        """Make a turn that was run elsewhere the end of the history.
-
-        Args:
-            messages: What was sent, the user's message last.
-            completion: The answer; its reasoning part is kept apart from its content.
-        """
-        marks = self._model.info.protocol.reasoning
-        reasoning, answer = split_reasoning(completion.text, marks)
-        message: dict[str, Any] = {"role": "assistant", "content": answer}
-        if reasoning is not None:
-            message["reasoning_content"] = reasoning
-        self.messages = [*messages, message]
 
 
 def _identification(core: Core) -> Identification | None:
@@ -330,24 +273,3 @@ def _stats(core: Core) -> ModelStats:
             "cache": mx.get_cache_memory(),
         },
     )
-
-
-def _cancelling(handle: Handle) -> Iterator[Piece]:
-    """Yield a handle's pieces; cancel it if the consumer leaves early."""
-    try:
-        yield from handle
-    finally:
-        if not handle.done:
-            handle.cancel()
-
-
-def _sampling_params(options: Mapping[str, Any]) -> SamplingParams:
-    known = [field.name for field in attrs.fields(SamplingParams)]
-    unknown = sorted(set(options) - set(known))
-    if unknown:
-        raise RequestError(
-            f"{unknown[0]} is no parameter of a request (known: {', '.join(known)})",
-            code="unknown_parameter",
-            param=unknown[0],
-        )
-    return SamplingParams(**options)

@@ -10,16 +10,29 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import attrs
 from attrs import validators
 
-from .errors import SettingsError
+from .arguments import path_fault
+from .errors import SettingsError, shown
 from .metal.runtime import switches
 from .structuring import strict_converter, structure
 
 _positive = validators.ge(1)
+
+
+@attrs.frozen
+class _Path:
+    """Validates the text of a path."""
+
+    def __call__(self, _: Any, field: attrs.Attribute[Any], value: str | None) -> None:
+        fault = None if value is None else path_fault(value)
+        if fault:
+            raise ValueError(f"'{field.name}' must be a path, and {fault}")
+
+
 _optional_positive = validators.optional(_positive)
 
 
@@ -133,7 +146,7 @@ class ColdSettings:
     """
 
     persist_paged_cache: bool | None = None
-    cold_cache_dir: str | None = None
+    cold_cache_dir: str | None = attrs.field(default=None, validator=_Path())
     cold_quota_gb: float | None = attrs.field(
         default=None, validator=validators.optional(validators.ge(0))
     )
@@ -147,7 +160,7 @@ class ColdSettings:
     cold_capture_budget_ms: float = attrs.field(default=250.0, validator=validators.ge(0))
     cold_drain_timeout_s: float = attrs.field(default=10.0, validator=validators.ge(0))
     certified_families: tuple[str, ...] = ()
-    cold_evidence_dir: str | None = None
+    cold_evidence_dir: str | None = attrs.field(default=None, validator=_Path())
 
 
 @attrs.frozen(kw_only=True)
@@ -160,9 +173,9 @@ class TelemetrySettings:
         inference_trace_file: File to append them to; None means stderr.
     """
 
-    turn_log_dir: str | None = None
+    turn_log_dir: str | None = attrs.field(default=None, validator=_Path())
     inference_trace: bool = False
-    inference_trace_file: str | None = None
+    inference_trace_file: str | None = attrs.field(default=None, validator=_Path())
 
 
 @attrs.frozen(kw_only=True)
@@ -361,6 +374,8 @@ def resolve(
         SettingsError: An unknown keyword, a value of the wrong type or range, or an unknown
             value of a switch in the environment such as `NEVE_KERNELS`.
     """
+    if settings is not None and not issubclass(type(cast("object", settings)), Settings):
+        raise SettingsError([f"settings: must be a Settings, got {shown(settings)}"])
     keywords, config = keywords or {}, config or {}
     environ = os.environ if environ is None else environ
     yielding, normal, winning = (

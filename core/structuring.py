@@ -12,7 +12,7 @@ import attrs
 import cattrs
 from cattrs.gen import make_dict_structure_fn, override
 
-from .errors import SettingsError
+from .errors import SettingsError, shown
 
 T = TypeVar("T")
 
@@ -20,31 +20,31 @@ T = TypeVar("T")
 def _strict_int(value: Any, _: Any) -> int:
     # cattrs would turn 16.9 and True into numbers
     if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"must be an integer, got {value!r}")
+        raise TypeError(f"must be an integer, got {shown(value)}")
     return value
 
 
 def _strict_bool(value: Any, _: Any) -> bool:
     if not isinstance(value, bool):
-        raise TypeError(f"must be true or false, got {value!r}")
+        raise TypeError(f"must be true or false, got {shown(value)}")
     return value
 
 
 def _strict_float(value: Any, _: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"must be a number, got {value!r}")
+        raise TypeError(f"must be a number, got {shown(value)}")
     try:
         number = float(value)
     except OverflowError as error:
-        raise ValueError(f"must fit into a float, got {value!r}") from error
+        raise ValueError(f"must fit into a float, got {shown(value)}") from error
     if not math.isfinite(number):
-        raise ValueError(f"must be finite, got {value!r}")
+        raise ValueError(f"must be finite, got {shown(value)}")
     return number
 
 
 def _strict_str(value: Any, _: Any) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"must be a string, got {value!r}")
+        raise TypeError(f"must be a string, got {shown(value)}")
     return value
 
 

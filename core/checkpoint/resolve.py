@@ -7,6 +7,7 @@ from pathlib import Path
 
 import attrs
 
+from ..arguments import path as path_argument
 from ..errors import CheckpointError
 from ..log import get_logger
 from . import hub
@@ -91,8 +92,8 @@ def _resolve_snapshot(repo: str, revision: str | None, *, progress: bool) -> Pat
     return path
 
 
-def _local_path(source: str | Path, revision: str | None) -> Path | None:
-    path = Path(source).expanduser()
+def _local_path(source: Path, revision: str | None) -> Path | None:
+    path = source.expanduser()
     if not path.exists():
         return None
     if revision is not None:
@@ -115,10 +116,12 @@ def resolve_checkpoint(
         progress: Show progress bars while downloading.
 
     Raises:
+        RequestError: The source can be no path.
         CheckpointError: There is no such path or repository, it may not be read, it is no
             checkpoint, or the network is down and there is no complete copy.
     """
-    path = _local_path(source, revision)
+    given = path_argument("source", source)
+    path = _local_path(given, revision)
     if path is not None:
         return path
     repo_id = parse_repo_id(source) if isinstance(source, str) else None

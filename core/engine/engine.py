@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import itertools
+import os
 import queue
 import threading
 import time
@@ -15,6 +16,7 @@ from typing import Any, TypeVar
 import mlx.core as mx
 
 from .. import interrupts
+from ..arguments import optional_text
 from ..contract.prompt import Prompt, text_prompt
 from ..errors import EngineClosedError
 from ..ids import SHARED_DOMAIN, RequestId, SaltDomain
@@ -22,7 +24,8 @@ from ..log import get_logger
 from ..sampling.params import SamplingParams
 from .commands import Call, Cancel, Close, Submit
 from .core import Core, ModelInfo
-from .handles import Handle
+from .faults import Faults
+from .handles import Handle, forked
 from .loop import Loop
 
 T = TypeVar("T")
@@ -35,6 +38,7 @@ class Engine:
 
     Attributes:
         info: What loading found out.
+        faults: What the engine survived.
     """
 
     def __init__(self, make_core: Callable[[], Core]) -> None:
@@ -49,6 +53,8 @@ class Engine:
         """
         self._commands: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._ids = itertools.count()
+        self._process = os.getpid()
+        self.faults = Faults()
         self._closed = threading.Event()
         # held while a command is put, so that none is put after the last one was read
         self._door = threading.Lock()
@@ -100,6 +106,9 @@ class Engine:
                     pass
 
     def _put(self, command: Any) -> None:
+        # before the lock, which another thread may have held when the process was forked
+        if self._is_forked:
+            raise forked()
         with self._door:
             if self._closed.is_set():
                 raise _closed_error()
@@ -110,7 +119,7 @@ class Engine:
         prompt: Prompt | Sequence[int],
         params: SamplingParams,
         salt: SaltDomain = SHARED_DOMAIN,
-        owner: str = "",
+        owner: str | None = None,
     ) -> Handle:
         """Queue a prompt.
 
@@ -118,15 +127,21 @@ class Engine:
             prompt: The prompt, or its token ids, at least one.
             params: How to sample.
             salt: Sharing domain.
-            owner: The conversation that it belongs to.
+            owner: The conversation that it belongs to; None means the nameless one.
 
         Raises:
+            RequestError: The owner is no string.
             EngineClosedError: The engine was closed.
         """
-        handle = Handle(RequestId(next(self._ids)), self._cancel)
+        owner = optional_text("owner", owner) or ""
+        handle = Handle(RequestId(next(self._ids)), self._cancel, self.faults)
         prompt = prompt if isinstance(prompt, Prompt) else text_prompt(prompt)
         self._put(Submit(handle, prompt, params, salt, time.perf_counter(), owner))
         return handle
+
+    @property
+    def _is_forked(self) -> bool:
+        return os.getpid() != self._process
 
     def _cancel(self, request_id: RequestId) -> None:
         if not self._closed.is_set():
@@ -146,7 +161,12 @@ class Engine:
         return interrupts.result(call.future)
 
     def close(self) -> None:
-        """End the loop and wait for it; running requests fail. Closing twice is harmless."""
+        """End the loop and wait for it; running requests fail. Closing twice is harmless.
+
+        In a process that was forked from the engine's there is nothing to close.
+        """
+        if self._is_forked:
+            return
         if not self._closed.is_set():
             self._commands.put(Close())
         if threading.current_thread() is not self._thread:

@@ -3,15 +3,39 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from typing import Any
 
+import attrs
+
 from .. import interrupts
-from ..errors import RequestCancelledError
+from ..arguments import optional_seconds
+from ..errors import EngineClosedError, RequestCancelledError
 from ..ids import RequestId
 from .completion import Completion, Piece
+from .faults import Faults
+
+
+@attrs.frozen(eq=False)
+class _Listener:
+    """A task that waits for a request.
+
+    Attributes:
+        loop: The task's event loop; the caller may have closed it.
+        wake: What the task waits for.
+        pieces: Wake for every piece; otherwise for the end alone.
+    """
+
+    loop: asyncio.AbstractEventLoop
+    wake: asyncio.Event
+    pieces: bool
+
+    def __call__(self) -> None:
+        self.loop.call_soon_threadsafe(self.wake.set)
 
 
 class Handle:
@@ -20,15 +44,31 @@ class Handle:
     Iterate it for pieces (`for` or `async for`), or take the whole with `result()` or
     `await`. Any number of threads and tasks may do so at once. The engine thread calls the
     underscored methods.
+
+    Attributes:
+        id: The request's number.
     """
 
-    def __init__(self, request_id: RequestId, cancel: Callable[[RequestId], None]) -> None:
+    def __init__(
+        self, request_id: RequestId, cancel: Callable[[RequestId], None], faults: Faults
+    ) -> None:
+        """Make the handle of a request that is about to be queued.
+
+        Args:
+            request_id: The request's number.
+            cancel: Queues the cancellation of a request.
+            faults: Counts listeners that fail.
+        """
         self.id = request_id
         self._cancel = cancel
+        self._faults = faults
+        self._process = os.getpid()
         self._future: Future[Completion] = Future()
+        # from now on nobody but the engine thread settles it
+        self._future.set_running_or_notify_cancel()
         self._pieces: list[Piece] = []
         self._changed = threading.Condition()
-        self._listeners: list[Callable[[], None]] = []
+        self._listeners: set[_Listener] = set()
 
     def result(self, timeout: float | None = None) -> Completion:
         """Wait for the end and return the completion.
@@ -39,8 +79,11 @@ class Handle:
         Raises:
             TimeoutError: The time ran out; the request goes on.
             RequestCancelledError: It was cancelled.
+            RequestError: The timeout is no number.
             NeveError: It failed.
         """
+        timeout = optional_seconds("timeout", timeout)
+        self._check_process()
         return interrupts.result(self._future, timeout)
 
     def cancel(self) -> None:
@@ -53,10 +96,16 @@ class Handle:
         return self._future.done()
 
     def __await__(self) -> Generator[Any, None, Completion]:
-        # shielded: a cancelled task must not mark the engine's future as cancelled
-        return asyncio.shield(asyncio.wrap_future(self._future)).__await__()
+        return self._end().__await__()
+
+    async def _end(self) -> Completion:
+        with self._listening(pieces=False) as wake:
+            if not self.done:
+                await wake.wait()
+        return self._future.result()
 
     def __iter__(self) -> Iterator[Piece]:
+        self._check_process()
         position = 0
         while True:
             with self._changed:
@@ -70,14 +119,7 @@ class Handle:
             yield from new
 
     async def __aiter__(self) -> AsyncIterator[Piece]:
-        loop, wake = asyncio.get_running_loop(), asyncio.Event()
-
-        def listener() -> None:
-            loop.call_soon_threadsafe(wake.set)
-
-        with self._changed:
-            self._listeners.append(listener)
-        try:
+        with self._listening(pieces=True) as wake:
             position = 0
             while True:
                 wake.clear()
@@ -91,16 +133,35 @@ class Handle:
                     return
                 if not new:
                     await wake.wait()
+
+    @contextmanager
+    def _listening(self, *, pieces: bool) -> Iterator[asyncio.Event]:
+        """Have an event of the running loop set when there is news."""
+        self._check_process()
+        listener = _Listener(asyncio.get_running_loop(), asyncio.Event(), pieces)
+        with self._changed:
+            self._listeners.add(listener)
+        try:
+            yield listener.wake
         finally:
             with self._changed:
-                self._listeners.remove(listener)
+                self._listeners.discard(listener)
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._process and not self.done:
+            raise forked()
 
     def _notify(self) -> None:
         with self._changed:
             self._changed.notify_all()
-            listeners = list(self._listeners)
+            listeners = [each for each in self._listeners if each.pieces or self.done]
         for listener in listeners:
-            listener()
+            # an event loop may be closed while a task on it still waits
+            with self._faults.contain("listener"):
+                listener()
+                continue
+            with self._changed:
+                self._listeners.discard(listener)
 
     def _add(self, piece: Piece) -> None:
         self._pieces.append(piece)
@@ -111,8 +172,18 @@ class Handle:
         self._notify()
 
     def _fail(self, error: BaseException) -> None:
-        self._future.set_exception(error)
-        self._notify()
+        """End with an error; a request that has ended stays as it is."""
+        if not self.done:
+            self._future.set_exception(error)
+            self._notify()
 
     def _cancelled(self) -> None:
         self._fail(RequestCancelledError(f"request {self.id} was cancelled"))
+
+
+def forked() -> EngineClosedError:
+    """Return the error of a process that has a model but not the model's thread."""
+    return EngineClosedError(
+        "the model belongs to the process that loaded it, and this one was forked from it: "
+        "threads do not survive a fork, so load the model here"
+    )

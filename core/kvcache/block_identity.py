@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import attrs
 
+from ..arguments import text
 from ..contract.prompt import ExtraKeys
 from ..errors import SaltTooLongError
 from ..ids import SHARED_DOMAIN, BlockHash, SaltDomain
@@ -25,12 +26,13 @@ def salt_domain(salt: str | None) -> SaltDomain:
     Every string is a salt of its own, also the empty one; only None is the shared domain.
 
     Raises:
+        RequestError: The salt is no string.
         SaltTooLongError: The salt has more than 256 UTF-8 bytes.
     """
     if salt is None:
         return SHARED_DOMAIN
     # JSON can carry a lone surrogate, which plain UTF-8 refuses
-    encoded = salt.encode("utf-8", "surrogatepass")
+    encoded = text("cache_salt", salt).encode("utf-8", "surrogatepass")
     if len(encoded) > MAX_SALT_BYTES:
         raise SaltTooLongError(len(encoded), MAX_SALT_BYTES)
     digest = hashlib.sha256(encoded).digest()

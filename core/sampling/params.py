@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, TypeAlias, cast
 
 import attrs
 
+from ..arguments import reading
 from ..errors import InvalidSamplingError
 
 MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 16
 
 Field: TypeAlias = "attrs.Attribute[Any]"
-Validator: TypeAlias = Callable[[Any, Field, Any], None]
+Reader: TypeAlias = Callable[[Any, Field], Any]
 
 
 def _is_number(value: object, low: float, high: float) -> bool:
@@ -30,60 +32,71 @@ def _is_integer(value: object, low: int, high: int | None) -> bool:
     return low <= value and (high is None or value <= high)
 
 
-def _number(low: float, high: float) -> Validator:
-    def check(_: Any, field: Field, value: object) -> None:
+def _field(read: Reader, **default: Any) -> Any:
+    """Declare a field whose value `read` checks and turns into exact builtin types.
+
+    The engine thread uses the values later: no method of a caller's class may run there.
+    """
+
+    def convert(value: Any, field: Field) -> Any:
+        with reading(field.name):
+            return read(value, field)
+
+    return attrs.field(converter=attrs.Converter(convert, takes_field=True), **default)
+
+
+def _number(low: float, high: float) -> Reader:
+    def read(value: Any, field: Field) -> float:
         if not _is_number(value, low, high):
             raise InvalidSamplingError(field.name, value, f"a number from {low} to {high}")
+        return float(value)
 
-    return check
+    return read
 
 
-def _integer(low: int, high: int | None = None, *, or_none: bool = False) -> Validator:
+def _integer(low: int, high: int | None = None, *, or_none: bool = False) -> Reader:
     bounds = f"of at least {low}" if high is None else f"from {low} to {high}"
     expected = f"an integer {bounds}" + (" or None" if or_none else "")
 
-    def check(_: Any, field: Field, value: object) -> None:
-        if not (_is_integer(value, low, high) or (or_none and value is None)):
+    def read(value: Any, field: Field) -> int | None:
+        if or_none and value is None:
+            return None
+        if not _is_integer(value, low, high):
             raise InvalidSamplingError(field.name, value, expected)
+        return operator.index(value)
 
-    return check
+    return read
 
 
-def _boolean(_: Any, field: Field, value: object) -> None:
+def _boolean(value: Any, field: Field) -> bool:
     if not isinstance(value, bool):
         raise InvalidSamplingError(field.name, value, "True or False")
+    return value
 
 
-def _frozen_mapping(value: Mapping[int, float]) -> Mapping[int, float]:
-    # a private copy; what is no mapping goes on to the validator
-    is_mapping = isinstance(cast("object", value), Mapping)
-    return MappingProxyType(dict(value)) if is_mapping else value
-
-
-def _biases(_: Any, field: Field, value: object) -> None:
+def _biases(value: Any, field: Field) -> Mapping[int, float]:
     if not isinstance(value, Mapping):
         raise InvalidSamplingError(field.name, value, "a mapping of token ids to biases")
-    for token, bias in value.items():
+    biases: dict[int, float] = {}
+    for token, bias in cast("Mapping[Any, Any]", value).items():
         if not _is_integer(token, 0, None):
             raise InvalidSamplingError(field.name, token, "keyed by token ids, integers >= 0")
         if not _is_number(bias, -100, 100):
             raise InvalidSamplingError(field.name, bias, "made of numbers from -100 to 100")
+        biases[operator.index(token)] = float(bias)
+    return MappingProxyType(biases)
 
 
-def _string_tuple(value: str | Sequence[str]) -> tuple[str, ...]:
+def _stop_strings(value: Any, field: Field) -> tuple[str, ...]:
     if isinstance(value, str):
-        return (value,)
-    # what is neither list nor tuple goes on to the validator
-    return tuple(value) if isinstance(value, list) else cast("tuple[str, ...]", value)
-
-
-def _stop_strings(_: Any, field: Field, value: object) -> None:
-    if not isinstance(value, tuple) or len(value) > MAX_STOP_STRINGS:
+        value = (value,)
+    if not isinstance(value, list | tuple) or len(value) > MAX_STOP_STRINGS:
         expected = f"a string or a sequence of at most {MAX_STOP_STRINGS} strings"
         raise InvalidSamplingError(field.name, value, expected)
-    for text in value:
+    for text in cast("Sequence[Any]", value):
         if not isinstance(text, str) or not text:
             raise InvalidSamplingError(field.name, text, "made of non-empty strings")
+    return tuple(str.__str__(text) for text in cast("Sequence[str]", value))
 
 
 @attrs.frozen(kw_only=True)
@@ -109,25 +122,22 @@ class SamplingParams:
 
     Raises:
         InvalidSamplingError: A value is out of range or of the wrong type.
+        RequestError: A value of the caller's own type cannot be read.
     """
 
-    max_tokens: int | None = attrs.field(default=256, validator=_integer(1, or_none=True))
-    temperature: float = attrs.field(default=0.0, validator=_number(0, 100))
-    top_p: float = attrs.field(default=1.0, validator=_number(0, 1))
-    top_k: int = attrs.field(default=0, validator=_integer(0))
-    min_p: float = attrs.field(default=0.0, validator=_number(0, 1))
-    repetition_penalty: float = attrs.field(default=1.0, validator=_number(0.01, 100))
-    presence_penalty: float = attrs.field(default=0.0, validator=_number(-2, 2))
-    frequency_penalty: float = attrs.field(default=0.0, validator=_number(-2, 2))
-    logit_bias: Mapping[int, float] = attrs.field(
-        factory=dict, converter=_frozen_mapping, validator=_biases, hash=False
-    )
-    logprobs: int = attrs.field(default=0, validator=_integer(0, MAX_LOGPROBS))
-    seed: int | None = attrs.field(default=None, validator=_integer(0, 2**64 - 1, or_none=True))
-    stop: tuple[str, ...] = attrs.field(
-        default=(), converter=_string_tuple, validator=_stop_strings
-    )
-    ignore_eos: bool = attrs.field(default=False, validator=_boolean)
+    max_tokens: int | None = _field(_integer(1, or_none=True), default=256)
+    temperature: float = _field(_number(0, 100), default=0.0)
+    top_p: float = _field(_number(0, 1), default=1.0)
+    top_k: int = _field(_integer(0), default=0)
+    min_p: float = _field(_number(0, 1), default=0.0)
+    repetition_penalty: float = _field(_number(0.01, 100), default=1.0)
+    presence_penalty: float = _field(_number(-2, 2), default=0.0)
+    frequency_penalty: float = _field(_number(-2, 2), default=0.0)
+    logit_bias: Mapping[int, float] = _field(_biases, factory=dict, hash=False)
+    logprobs: int = _field(_integer(0, MAX_LOGPROBS), default=0)
+    seed: int | None = _field(_integer(0, 2**64 - 1, or_none=True), default=None)
+    stop: tuple[str, ...] = _field(_stop_strings, default=())
+    ignore_eos: bool = _field(_boolean, default=False)
 
     @property
     def greedy(self) -> bool:

@@ -9,6 +9,7 @@ memory, as it may waste the model, but it reaches nothing else.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -36,6 +37,8 @@ _FAULTS = (
     TypeError,
     ValueError,
 )
+_EXPRESSION = re.compile(r"\{[%{].*?[%}]\}", re.DOTALL)
+_QUOTED_WORD = re.compile(r"""['"]([\w.-]+)['"]""")
 _OWN_VARIABLES = frozenset({"messages", "tools", "add_generation_prompt"})
 
 
@@ -44,6 +47,7 @@ class ChatTemplate:
 
     Attributes:
         source: The template's text.
+        roles: Words in quotes that stand in one expression with `role`.
 
     Raises:
         CheckpointError: The template is not valid Jinja.
@@ -51,6 +55,7 @@ class ChatTemplate:
 
     def __init__(self, source: str, named_tokens: Mapping[str, str]) -> None:
         self.source = source
+        self.roles = _named_roles(source)
         self._named_tokens = dict(named_tokens)
         try:
             self._template = _environment().from_string(source)
@@ -140,6 +145,11 @@ class _GenerationBlock(Extension):
     def parse(self, parser: Parser) -> list[nodes.Node]:
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _named_roles(source: str) -> frozenset[str]:
+    expressions = (e for e in _EXPRESSION.findall(source) if "role" in e)
+    return frozenset(word for e in expressions for word in _QUOTED_WORD.findall(e))
 
 
 def _environment() -> _Sandbox:

@@ -1,24 +1,37 @@
-"""What a conversation must look like before a template sees it."""
+"""What a conversation must look like before a template sees it.
+
+A template takes the parts of a message that it knows and passes over the rest without a word.
+Parts that no template reads are refused here, by name.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeGuard, cast
 
-from ..errors import RequestError
+from ..errors import RequestError, shown
+
+ROLES = frozenset({"system", "user", "assistant", "tool"})
+"""Roles that are taken whether or not the template names them."""
 
 _ROLE = re.compile(r"[\w.-]+")
+_MEDIA_FIELDS = ("images", "videos", "audio", "audios")
 
 
-def check_messages(messages: object) -> None:
-    """Refuse anything but a non-empty list of mappings with a role and a usable content.
+def check_messages(messages: object, named_roles: Collection[str] = ()) -> None:
+    """Refuse anything but a non-empty list of mappings with a known role and usable content.
 
     A role is one word: templates may build a special token around it, and it must not close
     that token and open another.
 
+    Args:
+        messages: The conversation.
+        named_roles: Words that the template compares roles with; roles beside `ROLES`.
+
     Raises:
-        RequestError: Naming the first message that is malformed.
+        RequestError: Naming the first message, and the part of it, that is malformed or that
+            no template would render.
     """
     if not _is_list(messages) or not messages:
         raise _malformed("messages must be a non-empty list of mappings")
@@ -26,11 +39,26 @@ def check_messages(messages: object) -> None:
         where = f"messages[{index}]"
         if not isinstance(message, Mapping):
             raise _malformed(f"{where} must be a mapping, got {type(message).__name__}")
-        fields = cast("Mapping[str, Any]", message)
-        role = fields.get("role")
-        if not isinstance(role, str) or not _ROLE.fullmatch(role):
-            raise _malformed(f"{where}.role must be a word such as 'user', got {role!r}")
-        _check_content(fields.get("content"), f"{where}.content")
+        _check_message(cast("Mapping[str, Any]", message), where, named_roles)
+
+
+def _check_message(message: Mapping[str, Any], where: str, named: Collection[str]) -> None:
+    role = message.get("role")
+    if not isinstance(role, str) or not _ROLE.fullmatch(role):
+        raise _malformed(f"{where}.role must be a word such as 'user', got {shown(role)}")
+    if role not in ROLES and role not in named:
+        known = ", ".join(sorted(ROLES))
+        raise _malformed(f"{where}.role is {role!r}, which no template reads (known: {known})")
+    for field in _MEDIA_FIELDS:
+        if message.get(field):
+            raise _malformed(f"{where}.{field}: messages are text, other input is not read")
+    content = message.get("content")
+    if content is not None:
+        _check_content(content, f"{where}.content")
+    elif role != "assistant" or not message.get("tool_calls"):
+        raise _malformed(
+            f"{where}.content is missing: only an assistant message with tool_calls needs none"
+        )
 
 
 def check_tools(tools: object) -> None:
@@ -48,17 +76,32 @@ def check_tools(tools: object) -> None:
 
 
 def _check_content(content: object, where: str) -> None:
-    if content is None or isinstance(content, str):
+    if isinstance(content, str):
         return
     if not _is_list(content):
         kind = type(content).__name__
         raise _malformed(f"{where} must be a string, a list of parts or null, got {kind}")
-    if not all(isinstance(part, Mapping) for part in content):
-        raise _malformed(f"{where}: every part must be a mapping")
+    for index, part in enumerate(content):
+        if not isinstance(part, Mapping):
+            kind = type(part).__name__
+            raise _malformed(f"{where}[{index}]: every part must be a mapping, got {kind}")
+        _check_part(cast("Mapping[str, Any]", part), f"{where}[{index}]")
+
+
+def _check_part(part: Mapping[str, Any], where: str) -> None:
+    kind = part.get("type")
+    if kind is None:
+        raise _malformed(f'{where}.type is missing: {{"type": "text", "text": ...}} is a part')
+    if kind != "text":
+        raise _malformed(
+            f"{where}.type is {shown(kind)}: only parts of type 'text' can be read"
+        )
+    if not isinstance(part.get("text"), str):
+        raise _malformed(f"{where}.text must be a string, got {shown(part.get('text'))}")
 
 
 def _is_list(value: object) -> TypeGuard[Sequence[object]]:
-    return isinstance(value, Sequence) and not isinstance(value, str | bytes)
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray)
 
 
 def _malformed(reason: str) -> RequestError:

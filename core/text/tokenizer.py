@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..errors import CheckpointError, RequestError
 from .chat_template import ChatTemplate
+from .completeness import check_complete
 from .messages import check_messages, check_tools
 from .text_guard import TextGuard
 from .tokenizer_files import DEFAULT_TEMPLATE, TOOL_TEMPLATE, read_tokenizer_files, token_ids
@@ -137,23 +139,29 @@ class Tokenizer:
             template_kwargs: Further template variables, such as `enable_thinking`.
 
         Raises:
-            RequestError: The messages are malformed, the template refuses them, or the
-                checkpoint has no template.
+            RequestError: The messages are malformed, the template refuses them or drops one
+                of their texts, or the checkpoint has no template.
             CheckpointError: The template tried what the sandbox forbids.
         """
-        check_messages(messages)
         check_tools(tools)
         template = self._template_for(tools)
+        check_messages(messages, template.roles)
         variables = template_kwargs or {}
         private = self._guard.private_character(
             [template.source, self._named_tokens, list(messages), tools, variables]
         )
-        rendered = template.render(
-            [m if m["role"] == "assistant" else self._guard.mark(m, private) for m in messages],
-            self._guard.mark(tools, private),
-            add_generation_prompt,
-            self._guard.mark(variables, private),
+        marked = [
+            dict(m) if m["role"] == "assistant" else self._guard.mark(m, private)
+            for m in messages
+        ]
+        render = partial(
+            template.render,
+            tools=self._guard.mark(tools, private),
+            add_generation_prompt=add_generation_prompt,
+            template_kwargs=self._guard.mark(variables, private),
         )
+        rendered = render(marked)
+        check_complete(marked, rendered, render)
         _require_utf8(rendered, "messages")
         return self._guard.encode(rendered, private)
 

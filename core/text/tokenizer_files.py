@@ -91,7 +91,7 @@ def _read_object(file: Path) -> Mapping[str, Any]:
         return {}
     try:
         value = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{file}: not JSON: {error}") from error
     if not isinstance(value, dict):
         raise CheckpointError(f"{file}: must hold a JSON object")

@@ -196,7 +196,7 @@ def test_named_templates(make_tokenizer: Callable[..., Tokenizer]):
         {"name": "tool_use", "template": "The The"},
     ]
     tokenizer = make_tokenizer(tokenizer_config={"chat_template": templates})
-    messages = [{"role": "user", "content": "a"}]
+    messages = [{"role": "user", "content": "The"}]
 
     assert tokenizer.encode_messages(messages) == tokenizer.encode("The")
     assert tokenizer.encode_messages(messages, tools=[]) == tokenizer.encode("The The")

@@ -8,6 +8,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from ...arguments import flag, function, instance, integer, items, optional_text
+from ...arguments import path as path_argument
 from ...errors import StoreUnavailableError
 from ...settings import ColdSettings, Settings, resolve
 from ..objects.keys import ObjectName
@@ -48,10 +50,12 @@ def cold_store(
         create: Make it if there is none.
 
     Raises:
+        RequestError: An argument is of the wrong type.
         SettingsError: An impossible setting.
         StoreUnavailableError: There is none, or it cannot be used.
     """
-    given = {} if path is None else {"cold_cache_dir": str(path)}
+    given = {} if path is None else {"cold_cache_dir": str(path_argument("path", path))}
+    create = flag("create", create)
     cold = resolve(settings, given).settings.cold
     root = _root(cold.cold_cache_dir)
     if not create and _is_missing(root / MARKER):
@@ -80,7 +84,8 @@ class ColdStoreHandle:
     """A store: list, verify, prune, clear, carry elsewhere. No model is needed.
 
     Whoever removes objects that an engine uses costs it a prefill, nothing else. Use it as a
-    context manager, or call `close`. All methods that change the store may raise `OSError`.
+    context manager, or call `close`. All methods that change the store may raise `OSError`, and
+    all refuse an argument of the wrong type with a `RequestError`.
 
     Attributes:
         root: The store's folder.
@@ -102,6 +107,7 @@ class ColdStoreHandle:
         Raises:
             UnknownModelError: No model's fingerprint begins so, or those of several do.
         """
+        model = optional_text("model", model)
         entries = list_entries(self._store)
         return entries if model is None else entries_of(entries, model)
 
@@ -117,11 +123,16 @@ class ColdStoreHandle:
         progress: Callable[[int, int], None] | None = None,
     ) -> Verification:
         """Read every object and prove that it is whole; see `verify_store`."""
-        return verify_store(self._store, jobs=jobs, prune=prune, progress=progress)
+        return verify_store(
+            self._store,
+            jobs=None if jobs is None else integer("jobs", jobs, 1),
+            prune=flag("prune", prune),
+            progress=None if progress is None else function("progress", progress),
+        )
 
     def explain(self, prefix: Prefix) -> Explanation:
         """Return which blocks of a prompt would come back, and why not more."""
-        return explain(self._store, prefix)
+        return explain(self._store, _prefix(prefix))
 
     def prune(self, target_bytes: int, *, dry_run: bool = False) -> list[ObjectInfo]:
         """Remove objects until the rest has so many bytes; see `ColdStore.prune`.
@@ -133,7 +144,9 @@ class ColdStoreHandle:
         Returns:
             The objects that went.
         """
-        return self._store.prune(target_bytes, dry_run=dry_run)
+        return self._store.prune(
+            integer("target_bytes", target_bytes, 0), dry_run=flag("dry_run", dry_run)
+        )
 
     def clear(self, model: str | None = None) -> int:
         """Remove all objects, or those of one model, and return how many.
@@ -150,7 +163,7 @@ class ColdStoreHandle:
 
     def stored_prefix(self, prefix: Prefix) -> list[ObjectName]:
         """Return the objects of a prompt, up to the first block that is not there."""
-        return stored_prefix(self._store, prefix)
+        return stored_prefix(self._store, _prefix(prefix))
 
     def export(
         self, file: str | Path, objects: Iterable[ObjectName | ObjectEntry]
@@ -163,7 +176,7 @@ class ColdStoreHandle:
             file: The bundle; it must not exist yet.
             objects: What to write, as `stored_prefix` or `objects` returns it.
         """
-        return export_objects(self._store, _names(objects), Path(file))
+        return export_objects(self._store, _names(objects), path_argument("file", file))
 
     def import_bundle(self, file: str | Path) -> ImportReport:
         """Take over the objects of a bundle, within the quota.
@@ -174,7 +187,7 @@ class ColdStoreHandle:
         Raises:
             BundleError: It is none, or not whole.
         """
-        return import_bundle(self._store, Path(file))
+        return import_bundle(self._store, path_argument("file", file))
 
     def close(self) -> None:
         """Let go of the store."""
@@ -192,5 +205,10 @@ class ColdStoreHandle:
         self.close()
 
 
+def _prefix(prefix: Prefix) -> Prefix:
+    return instance("prefix", prefix, Prefix, "a Prefix")
+
+
 def _names(objects: Iterable[ObjectName | ObjectEntry]) -> Sequence[ObjectName]:
-    return [item.name if isinstance(item, ObjectEntry) else item for item in objects]
+    given = items("objects", objects, (ObjectName, ObjectEntry), "object names or entries")
+    return [item.name if isinstance(item, ObjectEntry) else item for item in given]
