@@ -10,7 +10,7 @@ from __future__ import annotations
 import operator
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -36,7 +36,7 @@ def wrong(param: str, got: object, expected: str) -> RequestError:
 
 
 @contextmanager
-def reading(param: str) -> Iterator[None]:
+def reading(param: str) -> Generator[None]:
     """Turn whatever an argument's own methods raise into an error that names the argument.
 
     Raises:

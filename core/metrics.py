@@ -40,6 +40,7 @@ class ModelStats:
         sidecar: State beside the blocks, on its way to and from the cold tier.
         kernels: `operation:variant` -> times it was put into a graph by this process.
         memory: `active`, `peak` and `cache` bytes of MLX.
+        faults: Kind -> faults that the engine has survived, as `neve.engine.faults` names them.
     """
 
     scheduler: SchedulerStats
@@ -48,6 +49,7 @@ class ModelStats:
     sidecar: ColdSidecarStats
     kernels: Mapping[str, int]
     memory: Mapping[str, int]
+    faults: Mapping[str, int] = attrs.field(factory=dict)
 
 
 def render_metrics(model: str, stats: ModelStats) -> str:
@@ -74,6 +76,12 @@ def render_metrics(model: str, stats: ModelStats) -> str:
             "counter",
             "Times that an operation was put into a graph.",
             [Sample(n, {**labels, "variant": name}) for name, n in stats.kernels.items()],
+        ),
+        Metric(
+            "neve_engine_faults_total",
+            "counter",
+            "Faults that the engine has survived.",
+            [Sample(n, {**labels, "kind": kind}) for kind, n in stats.faults.items()],
         ),
         Metric(
             "neve_memory_bytes",

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+import attrs
 import mlx.core as mx
 
 from .arguments import optional_seconds, optional_text, reading, seconds, wrong
@@ -175,7 +176,8 @@ class Model:
 
     def stats(self) -> ModelStats:
         """Return the model's figures, taken between two steps."""
-        return self._engine.call(_stats)
+        faults = self._engine.faults.snapshot()
+        return attrs.evolve(self._engine.call(_stats), faults=faults)
 
     def metrics(self) -> str:
         """Return the model's figures as Prometheus reads them, every sample with its model."""

@@ -51,7 +51,7 @@ def _hostile_class(error: type[BaseException]) -> type[Any]:
     kept = {"__new__", "__init__", "__init_subclass__", "__subclasshook__", "__class__"}
     kept |= {"__class_getitem__", "__doc__", "__dict__", "__del__"}
     methods = {name: raises for name in names - kept if name.startswith("__")}
-    return type("Hostile", (), methods)
+    return type("Hostile", (), {**methods, "error": error})
 
 
 @pytest.fixture(scope="session")

@@ -75,10 +75,10 @@ def _deep() -> list[Any]:
 class World:
     """What the calls need."""
 
-    model: neve.Model
-    store: neve.ColdStoreHandle
-    handle: neve.Handle
-    nowhere: str
+    model: Any
+    store: Any
+    handle: Any
+    nowhere: Any
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +93,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         yield World(model, store, handle, str(folder / "nowhere"))
 
 
-MESSAGES = [{"role": "user", "content": "Hi"}]
+MESSAGES: Any = [{"role": "user", "content": "Hi"}]
 
 
 def _submit(world: World, **arguments: Any) -> None:
@@ -176,9 +176,12 @@ def _public_functions() -> dict[str, list[str]]:
 
 FUNCTIONS = _public_functions()
 SAMPLING = [field.name for field in attrs.fields(SamplingParams)]
-PARAMETERS = [(name, param) for name, params in FUNCTIONS.items() for param in params]
-PARAMETERS += [(name, param) for name in ("Model.submit", "Model.chat") for param in SAMPLING]
-PARAMETERS += [("Model.chat", "tools"), ("Model.chat", "template_kwargs")]
+PARAMETERS = [
+    *((name, param) for name, params in FUNCTIONS.items() for param in params),
+    *((name, param) for name in ("Model.submit", "Model.chat") for param in SAMPLING),
+    ("Model.chat", "tools"),
+    ("Model.chat", "template_kwargs"),
+]
 
 
 def test_the_table_is_whole():

@@ -103,10 +103,15 @@ class EngineCold:
     def close(self) -> bool:
         """Flush, and end the threads; return whether everything landed."""
         deadline = time.monotonic() + self._drain_timeout_s
-        self.flush(deadline)
-        self.captures.give_up()
-        self.identification.close()
-        return self.tier.close(max(0.0, deadline - time.monotonic()))
+        try:
+            self.flush(deadline)
+            self.captures.give_up()
+        finally:
+            try:
+                self.identification.close()
+            finally:
+                landed = self.tier.close(max(0.0, deadline - time.monotonic()))
+        return landed
 
 
 def cold_stats(cold: EngineCold | None) -> tuple[ColdCacheStats, ColdSidecarStats]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 import attrs
 
+from ..arguments import instance, reading, text
 from ..contract.prompt import Prompt
 from ..ids import RequestId, SaltDomain
 from ..sampling.params import SamplingParams
@@ -15,16 +18,33 @@ from .core import Core
 from .handles import Handle
 
 
+def _prompt(value: object) -> Prompt:
+    return instance("prompt", value, Prompt, "a prompt")
+
+
+def _params(value: object) -> SamplingParams:
+    return instance("params", value, SamplingParams, "sampling parameters")
+
+
+def _salt(value: Any) -> SaltDomain:
+    with reading("cache_salt"):
+        return SaltDomain(operator.index(value))
+
+
 @attrs.frozen(eq=False)
 class Submit:
-    """Run a prompt."""
+    """Run a prompt. Building one reads every field that the engine thread will use as a key.
+
+    Raises:
+        RequestError: A field is of the wrong type.
+    """
 
     handle: Handle
-    prompt: Prompt
-    params: SamplingParams
-    salt: SaltDomain
+    prompt: Prompt = attrs.field(converter=_prompt)
+    params: SamplingParams = attrs.field(converter=_params)
+    salt: SaltDomain = attrs.field(converter=_salt)
     submitted_at: float
-    owner: str = ""
+    owner: str = attrs.field(default="", converter=partial(text, "owner"))
 
 
 @attrs.frozen

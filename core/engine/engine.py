@@ -18,12 +18,12 @@ import mlx.core as mx
 from .. import interrupts
 from ..arguments import optional_text
 from ..contract.prompt import Prompt, text_prompt
-from ..errors import EngineClosedError
 from ..ids import SHARED_DOMAIN, RequestId, SaltDomain
 from ..log import get_logger
 from ..sampling.params import SamplingParams
 from .commands import Call, Cancel, Close, Submit
 from .core import Core, ModelInfo
+from .endings import closed, said
 from .faults import Faults
 from .handles import Handle, forked
 from .loop import Loop
@@ -55,6 +55,7 @@ class Engine:
         self._ids = itertools.count()
         self._process = os.getpid()
         self.faults = Faults()
+        self._fault: BaseException | None = None
         self._closed = threading.Event()
         # held while a command is put, so that none is put after the last one was read
         self._door = threading.Lock()
@@ -89,21 +90,26 @@ class Engine:
             return
         loaded.set_result(core.info)
         try:
-            Loop(core, self._commands).run()
-        except Exception as error:  # noqa: BLE001  a fault of ours: no caller may wait for ever
-            get_logger("engine").error("engine.loop.failed", error=repr(error))
+            Loop(core, self._commands, self.faults).run()
+        except BaseException as error:  # noqa: BLE001  ours: no caller may wait for ever
+            self._fault = error
+            get_logger("engine").error("engine.loop.failed", error=said(error))
 
     def _shut(self) -> None:
         with self._door:
             self._closed.set()
         while not self._commands.empty():
-            match self._commands.get():
-                case Submit(handle=handle):
-                    handle._fail(_closed_error())
-                case Call(future=future):
-                    future.set_exception(_closed_error())
-                case _:
-                    pass
+            with self.faults.contain("closing"):
+                self._refuse(self._commands.get())
+
+    def _refuse(self, command: Any) -> None:
+        match command:
+            case Submit(handle=handle):
+                handle._fail(closed(self._fault))
+            case Call(future=future):
+                future.set_exception(closed(self._fault))
+            case _:
+                pass
 
     def _put(self, command: Any) -> None:
         # before the lock, which another thread may have held when the process was forked
@@ -111,7 +117,7 @@ class Engine:
             raise forked()
         with self._door:
             if self._closed.is_set():
-                raise _closed_error()
+                raise closed(self._fault)
             self._commands.put(command)
 
     def submit(
@@ -131,12 +137,13 @@ class Engine:
 
         Raises:
             RequestError: The owner is no string.
-            EngineClosedError: The engine was closed.
+            EngineClosedError: The engine was closed, or has ended by a fault.
         """
         owner = optional_text("owner", owner) or ""
         handle = Handle(RequestId(next(self._ids)), self._cancel, self.faults)
         prompt = prompt if isinstance(prompt, Prompt) else text_prompt(prompt)
-        self._put(Submit(handle, prompt, params, salt, time.perf_counter(), owner))
+        now = time.perf_counter()
+        self._put(Submit(handle, prompt, params, salt, now, owner))
         return handle
 
     @property
@@ -154,7 +161,7 @@ class Engine:
             function: Gets the core; must not keep it.
 
         Raises:
-            EngineClosedError: The engine was closed.
+            EngineClosedError: The engine was closed, or has ended by a fault.
         """
         call = Call(function)
         self._put(call)
@@ -171,10 +178,6 @@ class Engine:
             self._commands.put(Close())
         if threading.current_thread() is not self._thread:
             self._thread.join()
-
-
-def _closed_error() -> EngineClosedError:
-    return EngineClosedError("the model was closed")
 
 
 @atexit.register

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from typing import Literal, TypeAlias
 
@@ -44,7 +44,7 @@ class Faults:
             )
 
     @contextmanager
-    def contain(self, kind: FaultKind) -> Iterator[None]:
+    def contain(self, kind: FaultKind) -> Generator[None]:
         """Run a block whose failure is nobody else's: whatever it raises is counted."""
         try:
             yield

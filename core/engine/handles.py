@@ -135,7 +135,7 @@ class Handle:
                     await wake.wait()
 
     @contextmanager
-    def _listening(self, *, pieces: bool) -> Iterator[asyncio.Event]:
+    def _listening(self, *, pieces: bool) -> Generator[asyncio.Event]:
         """Have an event of the running loop set when there is news."""
         self._check_process()
         listener = _Listener(asyncio.get_running_loop(), asyncio.Event(), pieces)

@@ -8,13 +8,14 @@ from functools import partial
 
 import attrs
 
-from ..errors import NeveError
 from ..ids import RequestId
 from ..log import get_logger
 from ..sampling.sampler import RowState
 from ..scheduler.request import Request, RequestStatus
 from .completion import CacheReport, Completion, Timings, Usage
 from .core import Core, ModelInfo
+from .endings import request_error, run_all, said, step_error
+from .faults import Faults
 from .handles import Handle
 from .output import RequestOutput
 
@@ -35,8 +36,15 @@ class Job:
 class Jobs:
     """The jobs that have not ended. Owned by the engine thread."""
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: Core, faults: Faults) -> None:
+        """Begin without jobs.
+
+        Args:
+            core: The model.
+            faults: Counts what goes wrong in one job alone.
+        """
         self._core = core
+        self._faults = faults
         self._jobs: dict[RequestId, Job] = {}
         self._log = get_logger("engine")
 
@@ -48,28 +56,35 @@ class Jobs:
 
     def add(self, job: Job) -> None:
         """Enter a job whose request is in the scheduler's queue."""
-        self._jobs[job.request.id] = job
         self._core.journal.begin(job.request.id)
+        self._jobs[job.request.id] = job
 
     def cancel(self, request: RequestId) -> None:
         """End a job that its caller has given up; harmless if it has ended."""
         job = self._jobs.pop(request, None)
         if job is not None:
             self._core.journal.forget(request)
-            self._persist(job.request, _nothing)
-            self._core.scheduler.finish(job.request)
+            self._leave(job.request, _nothing)
             job.handle._cancelled()
 
     def complete(self, job: Job) -> None:
         """End a job whose answer is whole."""
         request, journal = job.request, self._core.journal
-        del self._jobs[request.id]
         completion = completion_of(job, self._core.info, has_cold=self._core.cold is not None)
         reason = completion.finish_reason
         journal.trace.event("turn_finished", turn=request.id, reason=reason)
-        self._persist(request, partial(journal.end, request.id, completion))
-        self._core.scheduler.finish(request)
+        del self._jobs[request.id]
+        self._leave(request, partial(self._write_down, request.id, completion))
         job.handle._finish(completion)
+
+    def _write_down(self, request: RequestId, completion: Completion) -> None:
+        with self._faults.contain("journal"):
+            self._core.journal.end(request, completion)
+
+    def _leave(self, request: Request, done: Callable[[], None]) -> None:
+        """Have a request's blocks written and give them back; its answer stands by then."""
+        finish = partial(self._core.scheduler.finish, request)
+        run_all((partial(self._persist, request, done), finish), self._faults, "request")
 
     def _persist(self, request: Request, done: Callable[[], None]) -> None:
         """Have a request's blocks written; `done` is called when that has ended."""
@@ -78,25 +93,45 @@ class Jobs:
         else:
             self._core.cold.captures.remember(request, done)
 
-    def fail(self, job: Job, error: BaseException) -> None:
-        """End a job with an error."""
-        del self._jobs[job.request.id]
-        self._core.journal.forget(job.request.id)
-        self._core.scheduler.finish(job.request)
-        job.handle._fail(error)
+    def fail(self, job: Job, error: Exception) -> None:
+        """End a job with an error; its handle fails whatever else does."""
+        request = job.request
+        self._jobs.pop(request.id, None)
+        steps = (
+            partial(self._core.journal.forget, request.id),
+            partial(self._core.scheduler.finish, request),
+            partial(job.handle._fail, error),
+        )
+        run_all(steps, self._faults, "request")
 
-    def fail_running(self, error: Exception) -> None:
+    def fail_alone(self, request: RequestId, error: BaseException) -> None:
+        """End a job whose own work has failed, if it has not ended yet."""
+        self._faults.count("request", error)
+        job = self._jobs.get(request)
+        if job is not None:
+            self.fail(job, request_error(error))
+
+    def fail_running(self, error: BaseException) -> None:
         """Fail every request that a broken step may have touched; those that wait go on.
 
         Only committed blocks were ever published, so no other request has seen what the
-        broken step wrote.
+        broken step wrote. If no request runs, the step failed over those that wait, and the
+        next one would fail again.
+
+        Raises:
+            BaseException: The error, if there is no request that it could belong to.
         """
-        self._log.error("engine.step.failed", error=repr(error))
-        for job in self:
-            request = job.request
-            if request.status is RequestStatus.RUNNING or request.awaits_tokens:
-                self.fail(job, _as_neve_error(error))
+        self._log.error("engine.step.failed", error=said(error))
+        jobs = list(self)
+        if not jobs:
+            raise error
+        for job in [job for job in jobs if _is_touched(job.request)] or jobs:
+            self.fail(job, step_error(error))
         self._core.scheduler.requeue_restoring()
+
+
+def _is_touched(request: Request) -> bool:
+    return request.status is RequestStatus.RUNNING or request.awaits_tokens
 
 
 def completion_of(job: Job, info: ModelInfo, *, has_cold: bool) -> Completion:
@@ -158,11 +193,3 @@ def _miss(request: Request, lane: str, *, has_cold: bool) -> str:
 
 def _nothing() -> None:
     """Do nothing."""
-
-
-def _as_neve_error(error: Exception) -> Exception:
-    if isinstance(error, NeveError):
-        return error
-    wrapped = NeveError(f"the step failed: {type(error).__name__}: {error}")
-    wrapped.__cause__ = error
-    return wrapped

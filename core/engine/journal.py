@@ -93,6 +93,8 @@ class Journal:
 
     def close(self) -> None:
         """Close the files."""
-        self.trace.close()
-        if self._turn_log is not None:
-            self._turn_log.close()
+        try:
+            self.trace.close()
+        finally:
+            if self._turn_log is not None:
+                self._turn_log.close()

@@ -5,11 +5,12 @@ from __future__ import annotations
 import queue
 from typing import Any
 
-from ..errors import ContextLengthExceededError, EngineClosedError
 from ..sampling.sampler import RowState
 from ..scheduler.request import Request
 from .commands import Call, Cancel, Close, Submit
 from .core import Core
+from .endings import closed, request_error, run_all
+from .faults import Faults
 from .jobs import Job, Jobs
 from .output import RequestOutput
 from .stepper import Stepper
@@ -21,28 +22,34 @@ RESTORE_WAIT_S = 0.002
 class Loop:
     """Runs on the engine thread until it is told to close."""
 
-    def __init__(self, core: Core, commands: queue.SimpleQueue[Any]) -> None:
+    def __init__(
+        self, core: Core, commands: queue.SimpleQueue[Any], faults: Faults | None = None
+    ) -> None:
         self._core = core
+        self._faults = faults or Faults()
         self._commands = commands
         self._scheduler = core.scheduler
         self._cold = core.cold
-        self._jobs = Jobs(core)
+        self._jobs = Jobs(core, self._faults)
         self._stepper = Stepper(core, self._jobs)
         self._closing = False
 
     def run(self) -> None:
-        """Serve until closed; whatever still runs then fails."""
+        """Serve until closed; whatever still runs then fails, and every part is closed."""
+        fault: BaseException | None = None
         try:
             while not self._closing:
                 self._serve_commands()
                 self._tend_cold()
                 self._stepper.step()
+        except BaseException as error:
+            fault = error
+            raise
         finally:
             for job in self._jobs:
-                self._jobs.fail(job, EngineClosedError("the model was closed"))
-            if self._cold is not None:
-                self._cold.close()
-            self._core.journal.close()
+                self._jobs.fail(job, closed(fault))
+            cold = () if self._cold is None else (self._cold.close,)
+            run_all((*cold, self._core.journal.close), self._faults)
 
     # -- commands --------------------------------------------------------------------------
 
@@ -54,7 +61,8 @@ class Loop:
                 command = self._commands.get(idle, self._patience_s if idle else None)
             except queue.Empty:
                 return
-            self._serve(command)
+            with self._faults.contain("request"):
+                self._serve(command)
             idle = False
 
     @property
@@ -70,7 +78,11 @@ class Loop:
         """Write on behind requests that have ended; wait for the disk if all others do."""
         if self._cold is None:
             return
-        self._cold.captures.work(idle=self._is_idle)
+        try:
+            self._cold.captures.work(idle=self._is_idle)
+        except Exception as error:  # noqa: BLE001  an answer does not depend on its being kept
+            self._faults.count("cold", error)
+            self._cold.captures.give_up()
         if not self._stepper.in_flight and self._scheduler.only_restores:
             self._cold.restores.wait(RESTORE_WAIT_S)
 
@@ -86,6 +98,15 @@ class Loop:
                 self._closing = True
 
     def _submit(self, command: Submit) -> None:
+        try:
+            self._accept(command)
+        except BaseException as error:  # noqa: BLE001  it is this request's alone
+            for request in self._scheduler.requests:
+                if request.id == command.handle.id:
+                    self._scheduler.finish(request)
+            command.handle._fail(request_error(error))
+
+    def _accept(self, command: Submit) -> None:
         params, handle = command.params, command.handle
         limit = params.max_tokens if params.max_tokens is not None else 2**31
         request = Request(
@@ -96,20 +117,16 @@ class Loop:
             command.prompt.extra_keys(self._core.info.settings.cache.paged_block_size),
             command.owner,
         )
-        try:
-            self._scheduler.submit(request)
-        except ContextLengthExceededError as error:
-            handle._fail(error)
-            return
         state = RowState.create(
             params, vocab_size=self._core.info.vocab_size, prompt_tokens=command.prompt.tokens
         )
         info = self._core.info
+        self._scheduler.submit(request)  # which limits its tokens
         output = RequestOutput(info.tokenizer, info.eos_token_ids, params, request.max_tokens)
         self._jobs.add(Job(request, handle, state, output, command.submitted_at))
 
     def _call(self, command: Call) -> None:
         try:
             command.future.set_result(command.function(self._core))
-        except Exception as error:  # noqa: BLE001  it belongs to whoever asked
+        except BaseException as error:  # noqa: BLE001  it belongs to whoever asked
             command.future.set_exception(error)

@@ -57,7 +57,7 @@ class Stepper:
         previous, self._in_flight = self._in_flight, None
         try:
             step = self._build(previous)
-        except Exception as error:  # noqa: BLE001  a family's forward may raise anything
+        except BaseException as error:  # noqa: BLE001  a family's forward may raise anything
             self._jobs.fail_running(error)
             self._core.runner.lane.reset()
             return
@@ -70,7 +70,7 @@ class Stepper:
                 self._measure(previous)
             if not early:
                 self._start(step)
-        except Exception as error:  # noqa: BLE001  so may the device
+        except BaseException as error:  # noqa: BLE001  so may the device
             self._jobs.fail_running(error)
             self._core.runner.lane.reset()
             return
@@ -151,13 +151,26 @@ class Stepper:
         for row in step.plan.rows:
             first = step.sources.get(row.request, 0)
             drawn = slice(first, first + row.num_logits)
-            kept = accepted(row.drafts, tokens[drawn])
-            request = self._scheduler.settle(row, kept)
-            if request is None:
-                continue
-            if row.request in snapshots:
-                self._keep(request, snapshots[row.request])
-            self._deliver(row, kept, logprobs[drawn])
+            snapshot = snapshots.get(row.request)
+            try:
+                self._settle_row(row, tokens[drawn], logprobs[drawn], snapshot)
+            except BaseException as error:  # noqa: BLE001  it is this request's alone
+                self._jobs.fail_alone(row.request, error)
+
+    def _settle_row(
+        self,
+        row: PlannedRow,
+        tokens: list[int],
+        logprobs: list[TokenLogprob | None],
+        snapshot: RowSnapshot | None,
+    ) -> None:
+        kept = accepted(row.drafts, tokens)
+        request = self._scheduler.settle(row, kept)
+        if request is None:
+            return
+        if snapshot is not None:
+            self._keep(request, snapshot)
+        self._deliver(row, kept, logprobs)
 
     def _keep(self, request: Request, snapshot: RowSnapshot) -> None:
         """Keep a state that a step has reached, unless its request has lost its sequence."""

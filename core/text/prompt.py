@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard, cast
 
 from ..arguments import reading, wrong
 from ..errors import RequestError, shown
@@ -101,11 +101,11 @@ def _token_id(token: Any) -> int:
         raise _stranger(token) from None
 
 
-def _is_messages(prompt: object) -> bool:
+def _is_messages(prompt: object) -> TypeGuard[Sequence[Message]]:
     return _is_sequence(prompt) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
 
 
-def _is_sequence(value: object) -> bool:
+def _is_sequence(value: object) -> TypeGuard[Sequence[object]]:
     return isinstance(value, Sequence) and not isinstance(
         value, str | bytes | bytearray | memoryview
     )
