@@ -196,6 +196,23 @@ class InvalidSamplingError(RequestError):
         )
 
 
+class NonFiniteLogitsError(NeveError, ArithmeticError):
+    """A model's logits were NaN or infinite, so that no token could be taken from them.
+
+    Attributes:
+        request: The request's number.
+        position: The position in the sequence, from 0, whose logits these were.
+    """
+
+    def __init__(self, request: int, position: int) -> None:
+        self.request = request
+        self.position = position
+        super().__init__(
+            f"request {request}: logits at position {position} are NaN or infinite: weights or "
+            "config are damaged, or the compute dtype is too narrow (try dtype='float32')"
+        )
+
+
 class SaltTooLongError(RequestError):
     """A cache salt exceeds 256 UTF-8 bytes."""
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
@@ -46,7 +48,18 @@ def heading(out: Console, number: int, title: str) -> None:
 
 def write_json(value: Any) -> None:
     """Write one JSON object on one line."""
-    click.echo(json.dumps(value, ensure_ascii=False))
+    click.echo(json.dumps(_numbers(value), ensure_ascii=False, allow_nan=False))
+
+
+def _numbers(value: Any) -> Any:
+    """Return plain data with null for each NaN and infinity, which JSON cannot say."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _numbers(item) for key, item in cast("Mapping[Any, Any]", value).items()}
+    if isinstance(value, list | tuple):
+        return [_numbers(item) for item in cast("Sequence[Any]", value)]
+    return value
 
 
 def write_piece(text: str, *, dim: bool = False) -> None:

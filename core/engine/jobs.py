@@ -8,6 +8,7 @@ from functools import partial
 
 import attrs
 
+from ..errors import NonFiniteLogitsError
 from ..ids import RequestId
 from ..log import get_logger
 from ..sampling.sampler import RowState
@@ -110,6 +111,14 @@ class Jobs:
         job = self._jobs.get(request)
         if job is not None:
             self.fail(job, request_error(error))
+
+    def fail_non_finite(self, request: RequestId, position: int) -> None:
+        """End a job whose logits at a position are NaN or infinite, if it has not ended."""
+        job = self._jobs.get(request)
+        if job is not None:
+            error = NonFiniteLogitsError(request, position)
+            self._faults.count("non_finite_logits", error)
+            self.fail(job, error)
 
     def fail_running(self, error: BaseException) -> None:
         """Fail every request that a broken step may have touched; those that wait go on.

@@ -67,8 +67,12 @@ class Step:
         self.updated.clear()
         self.started_at = time.perf_counter()
 
-    def read(self, *, others_run: bool = False) -> tuple[list[int], list[TokenLogprob | None]]:
+    def read(
+        self, *, others_run: bool = False
+    ) -> tuple[list[int | None], list[TokenLogprob | None]]:
         """Wait for the step and return token and log-probability of each sampled row.
+
+        The token of a row is None if one of its logits is NaN or infinite.
 
         Args:
             others_run: Whether another step was started behind this one. If none was, all
@@ -82,7 +86,9 @@ class Step:
         if self.sampled is None:
             return [], []
         tokens: Any = self.sampled.tokens.tolist()
-        return tokens, _read_logprobs(self.sampled, tokens)
+        finite: Any = self.sampled.finite.tolist()
+        sound = [t if ok else None for t, ok in zip(tokens, finite, strict=True)]
+        return sound, _read_logprobs(self.sampled, tokens)
 
 
 def _read_logprobs(sampled: SampledRows, tokens: list[int]) -> list[TokenLogprob | None]:

@@ -145,7 +145,7 @@ class Stepper:
             self._cold.record_step(step.plan.num_tokens, self._read_at - began)
 
     def _settle(
-        self, step: Step, tokens: list[int], logprobs: list[TokenLogprob | None]
+        self, step: Step, tokens: list[int | None], logprobs: list[TokenLogprob | None]
     ) -> None:
         snapshots = {snapshot.row.request: snapshot for snapshot in step.snapshots}
         for row in step.plan.rows:
@@ -160,11 +160,16 @@ class Stepper:
     def _settle_row(
         self,
         row: PlannedRow,
-        tokens: list[int],
+        tokens: list[int | None],
         logprobs: list[TokenLogprob | None],
         snapshot: RowSnapshot | None,
     ) -> None:
-        kept = accepted(row.drafts, tokens)
+        drawn = accepted(row.drafts, tokens)
+        kept = [token for token in drawn if token is not None]
+        if len(kept) < len(drawn):
+            # before the row is settled: nothing that it has computed is published
+            self._jobs.fail_non_finite(row.request, row.end - row.num_logits + len(kept))
+            return
         request = self._scheduler.settle(row, kept)
         if request is None:
             return

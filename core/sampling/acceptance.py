@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar
+
+T = TypeVar("T", bound=int | None)
 
 
-def accepted(drafts: Sequence[int], drawn: Sequence[int]) -> list[int]:
+def accepted(drafts: Sequence[int], drawn: Sequence[T]) -> list[T]:
     """Return the tokens that verification yields: those that plain decoding would have drawn.
 
     The target's token is drawn at every position with the request's own noise. Each draft
@@ -14,7 +17,8 @@ def accepted(drafts: Sequence[int], drawn: Sequence[int]) -> list[int]:
 
     Args:
         drafts: `k` proposals.
-        drawn: The `k + 1` tokens that were drawn after 0, 1, ... k of them; or none.
+        drawn: The `k + 1` tokens that were drawn after 0, 1, ... k of them; or none. None in
+            the place of a token that could not be drawn: it equals no draft.
 
     Returns:
         1 to `k + 1` tokens; none if nothing was drawn.

@@ -34,6 +34,8 @@ class SampledRows:
 
     Attributes:
         tokens: `[R]` int32.
+        finite: `[R]` bool, whether every logit of the row is a finite number. A token of
+            another row means nothing.
         logprobs: `[R]` float32, of the sampled tokens.
         top_ids: `[R, K]` int32, the most likely tokens, best first; `K` is the most that
             any row asked for, at most `V`.
@@ -41,6 +43,7 @@ class SampledRows:
     """
 
     tokens: mx.array
+    finite: mx.array
     logprobs: mx.array | None = None
     top_ids: mx.array | None = None
     top_logprobs: mx.array | None = None
@@ -62,7 +65,18 @@ def draw(logits: mx.array, rows: Sequence[Draw]) -> SampledRows:
     if drawing:
         drawn = _draw(_select(shaped, drawing), [rows[i] for i in drawing])
         tokens = _place(drawn, drawing, tokens)
-    return _with_logprobs(logits, tokens, rows)
+    return _with_logprobs(SampledRows(tokens, _all_finite(logits)), logits, rows)
+
+
+def _all_finite(logits: mx.array) -> mx.array:
+    """Return `[R]` bool, whether a row has neither NaN nor infinity; costs one sum a row.
+
+    A sum of finite logits is finite, save in float16, which ends at 65504.
+    """
+    if logits.dtype == mx.float16:
+        logits = logits.astype(mx.float32)
+    total = mx.sum(logits, axis=-1)
+    return total - total == 0
 
 
 def gumbel(uniform: mx.array) -> mx.array:
@@ -139,22 +153,25 @@ def _nucleus_floor(logits: mx.array, asked: Sequence[SamplingParams]) -> mx.arra
     return processors.nucleus_floor(ranked, _ints(top_ks), _floats(p.top_p for p in asked))
 
 
-def _with_logprobs(logits: mx.array, tokens: mx.array, rows: Sequence[Draw]) -> SampledRows:
+def _with_logprobs(sampled: SampledRows, logits: mx.array, rows: Sequence[Draw]) -> SampledRows:
     index = [i for i, row in enumerate(rows) if row.params.logprobs > 0]
     if not index:
-        return SampledRows(tokens)
+        return sampled
     num_rows, vocab_size = logits.shape
     width = min(vocab_size, max(rows[i].params.logprobs for i in index))
     logits = _select(logits, index).astype(mx.float32)
     normaliser = mx.logsumexp(logits, axis=-1, keepdims=True)
-    own = mx.take_along_axis(logits, _select(tokens, index)[:, None], axis=-1) - normaliser
+    own = (
+        mx.take_along_axis(logits, _select(sampled.tokens, index)[:, None], axis=-1)
+        - normaliser
+    )
     top_ids = _best(logits, width)
     top = mx.take_along_axis(logits, top_ids, axis=-1) - normaliser
-    return SampledRows(
-        tokens,
-        _place(own[:, 0], index, mx.zeros(num_rows)),
-        _place(top_ids, index, mx.zeros((num_rows, width), dtype=mx.int32)),
-        _place(top, index, mx.zeros((num_rows, width))),
+    return attrs.evolve(
+        sampled,
+        logprobs=_place(own[:, 0], index, mx.zeros(num_rows)),
+        top_ids=_place(top_ids, index, mx.zeros((num_rows, width), dtype=mx.int32)),
+        top_logprobs=_place(top, index, mx.zeros((num_rows, width))),
     )
 
 

@@ -10,15 +10,18 @@ from typing import Any
 import attrs
 import pytest
 
+from neve.contract.prompt import text_prompt
+from neve.engine.captures import Captures
 from neve.engine.cold import EngineCold
 from neve.engine.commands import Call, Cancel, Submit
 from neve.engine.handles import Handle
 from neve.engine.journal import Journal
-from neve.engine.loop import Loop
 from neve.engine.output import RequestOutput
+from neve.engine.stepper import Stepper
 from neve.errors import EngineClosedError, NeveError, RequestError
 from neve.ids import RequestId
 from neve.sampling.params import SamplingParams
+from neve.scheduler.admission import Admission
 from neve.scheduler.scheduler import Scheduler
 
 pytestmark = pytest.mark.mlx
@@ -105,7 +108,9 @@ def test_hostile_commands(
     odd = request.getfixturevalue(kind)
     beside = model.submit(goldens["count"]["ids"], max_tokens=30)
     handle = Handle(RequestId(10**9), lambda _: None, model._engine.faults)
-    good = Submit(handle, (1, 2, 3), SamplingParams(max_tokens=1), salt=0, submitted_at=0.0)
+    good = Submit(
+        handle, text_prompt([1, 2, 3]), SamplingParams(max_tokens=1), salt=0, submitted_at=0.0
+    )
     make = {
         "itself": lambda: odd,
         "Cancel": lambda: Cancel(odd),
@@ -119,10 +124,11 @@ def test_hostile_commands(
 
     if command == "Call.function":
         assert isinstance(made.future.exception(60), BaseException)
-    if command == "prompt":
+    if made is not None and command in SUBMIT_FIELDS and command != "handle":
         assert isinstance(handle._future.exception(60), NeveError)
     assert list(beside.result(60).tokens) == goldens["count"]["f32"]["tokens"][:30]
     assert is_alive(model)
+    assert model.stats().scheduler.running == model.stats().scheduler.waiting == 0
 
 
 @pytest.mark.parametrize("error", [ValueError("planted"), Interrupt("planted")])
@@ -247,7 +253,7 @@ def test_failing_cold_tier_costs_no_answer(
 
     model = load(persist_paged_cache=True, cold_cache_dir=str(tmp_path))
     model.wait_identified()
-    monkeypatch.setattr(EngineCold, "_capture", planted)
+    monkeypatch.setattr(Captures, "_capture", planted)
 
     assert [is_alive(model) for _ in range(3)] == [True] * 3
     assert len(model.generate(PROMPT, max_tokens=4).tokens) == 4
@@ -260,16 +266,16 @@ def test_plan_that_fails_over_a_waiting_request(
     load: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ):
     """An admission that raises fails those that wait; it is not tried again for ever."""
-    model, real = load(), Scheduler._try_admit
+    model, real = load(), Admission.try_admit
     raised: list[int] = []
 
-    def planted(self: Scheduler, *args: Any) -> bool:
+    def planted(self: Admission, *args: Any) -> bool:
         if len(raised) < 1:
             raised.append(1)
             raise ValueError("planted")
         return real(self, *args)
 
-    monkeypatch.setattr(Scheduler, "_try_admit", planted)
+    monkeypatch.setattr(Admission, "try_admit", planted)
     with pytest.raises(NeveError, match="planted"):
         model.submit(PROMPT).result(60)
     assert is_alive(model)
@@ -308,10 +314,14 @@ def test_dying_engine_fails_everyone_and_closes_everything(
     if breaking == "finish":
         spied(Scheduler, "finish")
 
-    def planted(_: Loop) -> None:
-        raise error
+    core, step = model._engine.call(lambda core: core), Stepper.step
 
-    monkeypatch.setattr(Loop, "_step", planted)
+    def planted(stepper: Stepper) -> None:
+        if stepper._core is core:
+            raise error
+        step(stepper)
+
+    monkeypatch.setattr(Stepper, "step", planted)
     model._engine._thread.join(60)
 
     for handle in handles:
