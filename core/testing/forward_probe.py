@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import attrs
 import mlx.core as mx
@@ -30,10 +29,17 @@ class RecordingContext:
     inner: ForwardContext
     calls: list[int] = attrs.field(factory=list)
 
-    def attend(self, layer: int, *args: Any, **scoring: Any) -> mx.array:
+    def attend(
+        self,
+        layer: int,
+        q: mx.array,
+        k: mx.array | None,
+        v: mx.array | None,
+        scoring: Scoring,
+    ) -> mx.array:
         """Take down and attend; see `ForwardContext.attend`."""
         self.calls.append(layer)
-        return self.inner.attend(layer, *args, **scoring)
+        return self.inner.attend(layer, q, k, v, scoring)
 
     def attend_projected(self, layer: int, projected: Projected, scoring: Scoring) -> mx.array:
         """Take down and attend; see `ForwardContext.attend_projected`."""

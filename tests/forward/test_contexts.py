@@ -285,4 +285,4 @@ def test_heads_of_another_width_are_refused(
     q, k = mx.zeros((2, 4, 4)), mx.zeros((2, 2, 4))
 
     with pytest.raises(CacheMisuseError, match=r"layer 0: .* \[T, 2, 8\] .* \[T, 2, 4\]"):
-        context.attend(0, q, k, k, scale=1.0)
+        context.attend(0, q, k, k, Scoring(1.0))

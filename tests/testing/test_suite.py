@@ -241,8 +241,8 @@ class Misled:
     inner: Any
     index: Callable[[int], int]
 
-    def attend_projected(self, layer: int, *args: Any, **scoring: Any) -> mx.array:
-        return self.inner.attend_projected(self.index(layer), *args, **scoring)
+    def attend_projected(self, layer: int, *args: Any) -> mx.array:
+        return self.inner.attend_projected(self.index(layer), *args)
 
 
 def as_layer(index: Callable[[int], int]) -> Callable[..., Any]:
