@@ -6,10 +6,13 @@ of the code. `tests/test_docs.py` fails when it is not up to date.
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import attrs
 
@@ -18,7 +21,11 @@ from neve.contract.hooks import OPTIONAL_HOOKS, OptionalHooks, RequiredHooks
 from neve.settings import CONFIG_KEYS, ENVIRONMENT, FIELD_ROOMS, ROOMS
 
 DOCS = Path(__file__).parent
-PAGES = (DOCS / "settings.md", DOCS / "plugins" / "hooks.md")
+PAGES = (
+    DOCS / "settings.md",
+    DOCS / "plugins" / "hooks.md",
+    DOCS / "plugins" / "layers.md",
+)
 
 _BLOCK = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _ANSWERS = (
@@ -154,12 +161,90 @@ def _answers() -> str:
     return "".join(parts)
 
 
+_PARTS = (
+    "layers.decoder",
+    "layers.attention",
+    "layers.mlp",
+    "layers.sparse_mlp",
+    "layers.routing",
+    "layers.moe",
+    "layers.norms",
+    "layers.stream",
+    "layers.taps",
+    "layers.joint",
+    "layers.heads",
+    "layers.rope_config",
+    "layers.short_conv",
+    "layers.gated_delta",
+    "layers.mamba2",
+    "layers.gated_norm",
+    "layers.fusion",
+    "checkpoint.config",
+    "checkpoint.dense_config",
+    "contract.weights",
+    "contract.errors",
+)
+"""Modules that a family imports, in the order of the page."""
+
+
+def _members(module: ModuleType) -> Mapping[str, Any]:
+    """Return what a module offers: the names of `__all__`, or the public ones of its own."""
+    own = {
+        name: value
+        for name, value in vars(module).items()
+        if name[0] != "_" and getattr(value, "__module__", None) == module.__name__
+    }
+    names = getattr(module, "__all__", list(own))
+    found = {name: getattr(module, name) for name in names}
+    return {n: v for n, v in found.items() if inspect.isclass(v) or inspect.isroutine(v)}
+
+
+def _entry(name: str, value: Any) -> str:
+    """Return a line a function; a class has one for itself and one a method."""
+    summary = (inspect.getdoc(value) or "").partition("\n\n")[0].replace("\n", " ")
+    lines = [f"- `{name}{_call(value)}`: {summary}\n"]
+    methods = vars(value).items() if inspect.isclass(value) else ()
+    for method, function in methods:
+        plain = inspect.unwrap(getattr(function, "__func__", function))
+        if method[0] != "_" and inspect.isfunction(plain):
+            first = (inspect.getdoc(plain) or "").partition("\n\n")[0].replace("\n", " ")
+            lines.append(f"  - `.{method}{_call(plain)}`: {first}\n")
+    return "".join(lines)
+
+
+def _call(value: Any) -> str:
+    """Return the arguments of a call without their types, nothing where there are none."""
+    try:
+        parameters = inspect.signature(value).parameters.values()
+    except (TypeError, ValueError):
+        return ""
+    kept = [
+        p.replace(annotation=inspect.Parameter.empty)
+        for p in parameters
+        if p.name not in ("self", "cls")
+    ]
+    # a default without a name of its own has an address in its text
+    return re.sub(r"<[^<>]* at 0x[0-9a-f]+>|NOTHING", "…", str(inspect.Signature(kept)))
+
+
+def _layers() -> str:
+    parts: list[str] = []
+    for path in _PARTS:
+        module = importlib.import_module(f"neve.{path}")
+        summary = (inspect.getdoc(module) or "").partition("\n\n")[0].replace("\n", " ")
+        parts.append(f"### `neve.{path}`\n\n{summary}\n\n")
+        parts += [_entry(name, value) for name, value in _members(module).items()]
+        parts.append("\n")
+    return "".join(parts)
+
+
 MAKERS: Mapping[str, Callable[[], str]] = {
     "settings": _settings,
     "environment": _environment,
     "config_keys": _config_keys,
     "hooks": _hooks,
     "answers": _answers,
+    "layers": _layers,
 }
 
 
