@@ -491,7 +491,7 @@ def test_optional_hooks_have_defaults(make_plugin: MakePlugin) -> None:
     layout = uniform_layout(FullAttention(1, 8), 3)
     optional = dict.fromkeys(["forward", "model_shape", "cold_restore_eligibility"])
     plugin = make_plugin(**optional, declare_cache_groups=lambda config: layout)
-    family = load_family("fir", plugin)
+    family: Any = load_family("fir", plugin)
     config = config_of(3)
 
     assert family.execution_plan(None) == ExecutionPlan()
@@ -560,7 +560,7 @@ def test_a_config_without_sizes_needs_the_hook(make_plugin: MakePlugin) -> None:
 @pytest.mark.parametrize("answer", [None, "logits", (1, 2)])
 def test_forward_returns_a_forward_output(answer: object, make_plugin: MakePlugin) -> None:
     """FW-2: an answer of version 1 is an error that names the type."""
-    family = load_family("fir", make_plugin(forward=lambda model: answer))
+    family: Any = load_family("fir", make_plugin(forward=lambda model: answer))
 
     with pytest.raises(PluginError, match=f"a ForwardOutput, got {type(answer).__name__}"):
         family.forward(None, step_of(()), None)
@@ -571,8 +571,9 @@ def test_forward_returns_the_taps_that_were_asked_for(
     asked: list[Tap], given: list[Any], make_plugin: MakePlugin
 ) -> None:
     """FW-2: a family without a tap is an error and no missing key in the engine."""
-    output = ForwardOutput(None, dict.fromkeys(given))
-    family = load_family("fir", make_plugin(forward=lambda model: output))
+    hidden: Any = dict.fromkeys(given)
+    output = ForwardOutput(None, hidden)
+    family: Any = load_family("fir", make_plugin(forward=lambda model: output))
 
     with pytest.raises(PluginError, match="hidden states of"):
         family.forward(None, step_of(asked), None)

@@ -94,7 +94,7 @@ def check_output(family: str, output: object, batch: StepBatch) -> ForwardOutput
         reason = f"must return a ForwardOutput, got {type(output).__name__}"
         raise HookFailedError(family, "forward", reason)
     _check_logits(family, output.logits, batch.logit_rows.shape[0])
-    if (batch.taps or output.hidden) and output.hidden.keys() != {*batch.taps}:
+    if (batch.taps or output.hidden) and set(output.hidden) != set(batch.taps):
         found, wanted = (
             ", ".join(map(str, taps)) or "no tap" for taps in (output.hidden, batch.taps)
         )

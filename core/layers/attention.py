@@ -28,6 +28,8 @@ class Attention(JointModule):
         K_NORM: Name of the norm of keys.
     """
 
+    o_proj: nn.Linear
+
     JOINT: ClassVar[Sequence[str]] = ("q_proj", "k_proj", "v_proj")
     OUTPUT: ClassVar[str] = "o_proj"
     Q_NORM: ClassVar[str] = "q_norm"

@@ -7,7 +7,7 @@ attributes. A family whose trunk does more calls `run_layers` itself.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import ClassVar, Protocol, Self
+from typing import Any, ClassVar, Protocol, Self
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -69,6 +69,11 @@ class Block(nn.Module):
         NORMS: Names of the norms, of the attention's input and of the MLP's.
     """
 
+    self_attn: Any
+    mlp: Any
+    input_layernorm: ResidualNorm
+    post_attention_layernorm: ResidualNorm
+
     MLP: ClassVar[str] = "mlp"
     NORMS: ClassVar[tuple[str, str]] = ("input_layernorm", "post_attention_layernorm")
 
@@ -110,6 +115,10 @@ class Trunk(nn.Module):
         EMBEDDING: The embedding's name in checkpoints.
         NORM: The final norm's name.
     """
+
+    embed_tokens: nn.Embedding
+    layers: list[Any]
+    norm: ResidualNorm
 
     EMBEDDING: ClassVar[str] = "embed_tokens"
     NORM: ClassVar[str] = "norm"
@@ -157,6 +166,9 @@ class DecoderModel(nn.Module):
     Attributes:
         TRUNK: The trunk's name in checkpoints.
     """
+
+    model: Any
+    lm_head: nn.Linear
 
     TRUNK: ClassVar[str] = "model"
 

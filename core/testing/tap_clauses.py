@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -110,7 +110,7 @@ def layers_of(model: nn.Module, num_layers: int) -> list[nn.Module]:
 
 
 @contextmanager
-def watched(layers: Sequence[nn.Module]) -> Iterator[list[Floats]]:
+def watched(layers: Sequence[nn.Module]) -> Generator[list[Floats]]:
     """Collect what each layer returns, in the order of the calls."""
     kinds = [type(layer) for layer in layers]
     streams: list[Floats] = []

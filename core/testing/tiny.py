@@ -77,7 +77,8 @@ class RandomWeights:
     def load_into(self, module: nn.Module, *, keep_float32: Sequence[str] = ()) -> None:
         """Give every parameter of `module` random values, float32."""
         given: dict[str, mx.array] = {}
-        for name, parameter in tree_flatten(module.parameters()):
+        parameters: Any = tree_flatten(module.parameters())
+        for name, parameter in parameters:
             given[name] = self._random(name, parameter.shape)
         module.load_weights(list(given.items()))
         for name, tensor in given.items():

@@ -54,9 +54,9 @@ def step(
         mx.arange(NUM_TOKENS),
         (Segment(0, NUM_TOKENS, 0),),
         (),
-        mx.array(logit_rows, mx.int32),
+        mx.array([*logit_rows], mx.int32),
         tuple(taps),
-        mx.array(rows, mx.int32) if taps else None,
+        mx.array([*rows], mx.int32) if taps else None,
     )
 
 
@@ -81,7 +81,7 @@ def test_a_tap_is_the_stream_behind_its_layer(rows: Sequence[int]) -> None:
 
     for layer, stream in enumerate(streams()):
         np.testing.assert_allclose(readout.hidden[Tap(layer)], stream[[*rows]], rtol=1e-6)
-    final = NORM(streams()[-1][mx.array(rows)])
+    final = NORM(streams()[-1][mx.array([*rows])])
     np.testing.assert_allclose(readout.hidden[FINAL], final, rtol=1e-5, atol=1e-6)
     assert set(readout.hidden) == set(taps)
 

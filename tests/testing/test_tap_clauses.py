@@ -50,9 +50,7 @@ def of_the_layer_before(output: ForwardOutput) -> ForwardOutput:
 
 
 def of_other_rows(output: ForwardOutput) -> ForwardOutput:
-    return attrs.evolve(
-        output, hidden={t: mx.roll(x, 1, axis=0) for t, x in output.hidden.items()}
-    )
+    return attrs.evolve(output, hidden={t: mx.roll(x, 1, 0) for t, x in output.hidden.items()})
 
 
 def final_without_its_norm(output: ForwardOutput) -> ForwardOutput:

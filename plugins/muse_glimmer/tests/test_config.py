@@ -253,12 +253,12 @@ def test_without_windows_there_is_no_sidecar():
 
 def test_a_preempted_turn_is_not_spilled():
     """SC-4: it is computed again."""
-    assert hooks.execution_plan(parse(BASE)) == ExecutionPlan(spill=False)
+    assert FAMILY.execution_plan(parse(BASE)) == ExecutionPlan(spill=False)
 
 
 def test_the_end_of_a_message_is_not_that_of_a_turn():
     """FA-8: `<|eom|>` stands between a thought and an answer."""
-    protocol = hooks.output_protocol(parse(BASE))
+    protocol = FAMILY.output_protocol(parse(BASE))
 
     assert protocol.end_of_turn == ("<|eot|>",)
     assert protocol.reasoning is not None

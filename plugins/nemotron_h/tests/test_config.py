@@ -319,6 +319,6 @@ def test_prefill_is_cut_between_chunks(pattern: str, chunk: int | None):
     """FA-7: quantised rows run alone, and slices end where a chunk of the model does."""
     config = parse(BASE | {"hybrid_override_pattern": pattern, "chunk_size": 64})
 
-    assert hooks.execution_plan(config) == ExecutionPlan(
+    assert FAMILY.execution_plan(config) == ExecutionPlan(
         row_exact="quantized", prefill_chunk=chunk
     )
