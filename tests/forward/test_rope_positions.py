@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -57,7 +57,7 @@ def parts_of(make_part: Callable[..., Any]) -> list[list[Any]]:
 
 
 @contextmanager
-def kernels() -> Iterator[None]:
+def kernels() -> Generator[None]:
     if emulator.compiler() is None:
         pytest.skip("no g++: kernels cannot run here")
     with launch.using(emulator.HostBackend(orders=(0,))):

@@ -14,6 +14,9 @@ import pytest
 
 from neve.catalogue import Family
 from neve.contract.forward import FINAL, ForwardOutput, Tap
+from neve.metal.runtime import dispatch, launch
+from neve.testing import tap_clauses
+from neve.testing.kernels import emulator
 from neve.testing.subject import Subject
 from neve.testing.tap_clauses import TapClauses, TappedModel, layers_of, rises_with, watched
 
@@ -81,6 +84,18 @@ def test_taps_that_change_logits_are_found(
     plant(scaled)
     with pytest.raises(AssertionError):
         clauses.test_taps_change_no_logit(tapped)
+
+
+@pytest.mark.skipif(emulator.compiler() is None, reason="no g++: kernels cannot run here")
+@pytest.mark.parametrize("name", ["qwen3", "lfm2"])
+def test_taps_are_read_between_kernels(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """FW-2, PK-1: streams whose sums and norms are one launch give the same hidden states."""
+    monkeypatch.setattr(tap_clauses, "NUM_TOKENS", 20)
+    tapped = TappedModel.of(Subject.of(name, CHECKPOINT.parent / name))
+    with launch.using(emulator.HostBackend(orders=(0,))):
+        clauses.test_taps(tapped, "paged")
+
+    assert dispatch.counts()["add_rms_norm:host"] > 0
 
 
 def test_a_model_without_a_list_of_layers_is_told(tapped: TappedModel) -> None:
