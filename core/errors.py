@@ -115,6 +115,10 @@ class CheckpointError(NeveError):
     """A checkpoint cannot be read."""
 
 
+class CheckpointNotFoundError(CheckpointError):
+    """No folder, file or repository of the hub has the name that was given."""
+
+
 class UnsupportedModelError(CheckpointError, ValueError):
     """The checkpoint is sound but asks for something that its family does not implement."""
 
@@ -123,14 +127,14 @@ class ConfigError(CheckpointError, ValueError):
     """A value in config.json is missing, mistyped or impossible.
 
     Attributes:
-        key: The key's path, e.g. `text_config.rope_theta`.
+        key: The key's path, e.g. `text_config.rope_theta`; empty if it is the whole file.
         reason: What is wrong, and what would be right.
     """
 
     def __init__(self, key: str, reason: str) -> None:
         self.key = key
         self.reason = reason
-        super().__init__(f"config.json: {key}: {reason}")
+        super().__init__(f"config.json: {key}: {reason}" if key else f"config.json: {reason}")
 
 
 class WeightError(CheckpointError, ValueError):

@@ -19,7 +19,7 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.utils import tqdm, validate_repo_id
 
-from ..errors import CheckpointError
+from ..errors import CheckpointError, CheckpointNotFoundError
 
 ALLOWED = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt", "*.tiktoken")
 """Files that a model is loaded from."""
@@ -54,14 +54,14 @@ def _explained(repo: str, revision: str | None) -> Generator[None]:
             f"then {login}"
         ) from error
     except RepositoryNotFoundError as error:
-        raise CheckpointError(
+        raise CheckpointNotFoundError(
             f"{repo}: the hub has no such repository, or it is private: check the name, "
             f"or {login}"
         ) from error
     except RevisionNotFoundError as error:
         raise CheckpointError(f"{repo}: it has no revision {revision!r}") from error
     except LocalEntryNotFoundError as error:
-        raise CheckpointError(
+        raise CheckpointNotFoundError(
             f"{repo}: the hub cannot be reached and the cache holds no complete copy: "
             "connect to the network, or give the path of a local directory"
         ) from error

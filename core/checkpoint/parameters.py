@@ -111,11 +111,15 @@ def _mismatch(name: str, wanted: mx.array, tensor: LazyTensor) -> str | None:
     both_floating = _is_floating(wanted.dtype) and _is_floating(tensor.dtype)
     if wanted.shape == tensor.shape and (both_floating or wanted.dtype == tensor.dtype):
         return None
-    kind = "a floating type" if _is_floating(wanted.dtype) else str(wanted.dtype)
+    kind = "of a floating type" if _is_floating(wanted.dtype) else f"of {_name(wanted.dtype)}"
     return (
-        f"{name}: the checkpoint has {list(tensor.shape)} {tensor.dtype}, "
-        f"the model needs {list(wanted.shape)} {kind}"
+        f"{name}: the checkpoint has shape {list(tensor.shape)} of {_name(tensor.dtype)}, "
+        f"the model needs shape {list(wanted.shape)} {kind}"
     )
+
+
+def _name(dtype: mx.Dtype) -> str:
+    return str(dtype).removeprefix("mlx.core.")
 
 
 def _list(what: str, items: Sequence[str]) -> str:

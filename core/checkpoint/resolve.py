@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import attrs
 
 from ..arguments import path as path_argument
-from ..errors import CheckpointError
+from ..errors import CheckpointError, CheckpointNotFoundError
 from ..log import get_logger
 from . import hub
 from .shard_index import read_index
 
 _REPO = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?::([^:\\]+\.gguf))?", re.ASCII)
+
+_MAX_SHOWN = 5
 
 _log = get_logger("checkpoint")
 
@@ -43,6 +46,11 @@ def parse_repo_id(source: str) -> RepoId | None:
     return RepoId(repo, file)
 
 
+def _some(names: Sequence[str]) -> str:
+    more = len(names) - _MAX_SHOWN
+    return f"{', '.join(names[:_MAX_SHOWN])}{f' and {more} more' if more > 0 else ''}"
+
+
 def _missing_part(directory: Path) -> str | None:
     """Return what a directory lacks to be a checkpoint, or None."""
     if not (directory / "config.json").is_file():
@@ -50,7 +58,7 @@ def _missing_part(directory: Path) -> str | None:
     index = read_index(directory)
     if index is not None:
         absent = sorted(name for name in index if not (directory / name).is_file())
-        return f"weight files are missing: {', '.join(absent)}" if absent else None
+        return f"weight files are missing: {_some(absent)}" if absent else None
     if not any(path.is_file() for path in directory.glob("*.safetensors")):
         return "there are no weights (*.safetensors)"
     return None
@@ -92,6 +100,12 @@ def _resolve_snapshot(repo: str, revision: str | None, *, progress: bool) -> Pat
     return path
 
 
+def _resolve_repo(repo_id: RepoId, revision: str | None, *, progress: bool) -> Path:
+    if repo_id.file is None:
+        return _resolve_snapshot(repo_id.repo, revision, progress=progress)
+    return _resolve_file(repo_id.repo, repo_id.file, revision, progress=progress)
+
+
 def _local_path(source: Path, revision: str | None) -> Path | None:
     path = source.expanduser()
     if not path.exists():
@@ -117,8 +131,9 @@ def resolve_checkpoint(
 
     Raises:
         RequestError: The source can be no path.
-        CheckpointError: There is no such path or repository, it may not be read, it is no
-            checkpoint, or the network is down and there is no complete copy.
+        CheckpointNotFoundError: There is no such path or repository, it may not be read, or
+            the network is down and there is no complete copy.
+        CheckpointError: It is no checkpoint, or the download failed.
     """
     given = path_argument("source", source)
     path = _local_path(given, revision)
@@ -126,13 +141,17 @@ def resolve_checkpoint(
         return path
     repo_id = parse_repo_id(source) if isinstance(source, str) else None
     if repo_id is None:
-        raise CheckpointError(
+        raise CheckpointNotFoundError(
             f"{source}: no such file or directory, and no hub repository "
             "(org/name or org/name:file.gguf)"
         )
-    if repo_id.file is None:
-        path = _resolve_snapshot(repo_id.repo, revision, progress=progress)
-    else:
-        path = _resolve_file(repo_id.repo, repo_id.file, revision, progress=progress)
+    try:
+        path = _resolve_repo(repo_id, revision, progress=progress)
+    except CheckpointNotFoundError as error:
+        # of a mistyped folder nobody wants to hear of the hub first
+        raise CheckpointNotFoundError(
+            f"{source}: no such file or directory; as a repository of the hub: "
+            f"{str(error).removeprefix(f'{source}: ')}"
+        ) from error
     _log.info("checkpoint.file.resolved", source=source, path=str(path))
     return path

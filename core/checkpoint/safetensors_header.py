@@ -20,6 +20,7 @@ from .strict_json import parse_object
 MAX_HEADER_BYTES = 100_000_000
 MAX_DIMS = 32
 MAX_DIM = 2**31 - 1
+MAX_DATA_BYTES = 2**63 - 1
 
 ITEMSIZES: Mapping[str, int] = {
     "BOOL": 1,
@@ -68,7 +69,9 @@ def _read_raw(path: Path) -> tuple[bytes, int]:
         file_bytes = os.fstat(file.fileno()).st_size
         prefix = file.read(_LENGTH_BYTES)
         if len(prefix) < _LENGTH_BYTES:
-            raise ValueError(f"has {file_bytes} bytes, too few for a safetensors file")
+            raise ValueError(
+                f"is truncated: it has {file_bytes} bytes, too few for a safetensors file"
+            )
         length = int.from_bytes(prefix, "little")
         if length > MAX_HEADER_BYTES:
             raise ValueError(
@@ -95,27 +98,27 @@ def _parse_shape(raw: Any) -> tuple[int, ...]:
     return tuple(raw)
 
 
-def _parse_offsets(raw: Any, data_bytes: int) -> tuple[int, int]:
+def _parse_offsets(raw: Any) -> tuple[int, int]:
     if (
         not isinstance(raw, list)
         or len(raw) != 2
-        or not all(_is_count(offset, data_bytes) for offset in raw)
+        or not all(_is_count(offset, MAX_DATA_BYTES) for offset in raw)
         or raw[0] > raw[1]
     ):
         raise ValueError(
-            f"data_offsets must be [begin, end] within the {data_bytes} bytes of data"
+            f"data_offsets must be [begin, end], integers from 0 to {MAX_DATA_BYTES}"
         )
     return raw[0], raw[1]
 
 
-def _parse_entry(raw: Any, data_bytes: int) -> TensorEntry:
+def _parse_entry(raw: Any) -> TensorEntry:
     if not isinstance(raw, dict) or set(raw) != _ENTRY_KEYS:
         raise ValueError(f"must be an object with the keys {', '.join(sorted(_ENTRY_KEYS))}")
     dtype = raw["dtype"]
     if not isinstance(dtype, str) or dtype not in ITEMSIZES:
         raise ValueError(f"dtype {dtype!r} is not one that MLX reads ({', '.join(ITEMSIZES)})")
     shape = _parse_shape(raw["shape"])
-    begin, end = _parse_offsets(raw["data_offsets"], data_bytes)
+    begin, end = _parse_offsets(raw["data_offsets"])
     needed = math.prod(shape) * ITEMSIZES[dtype]
     if end - begin != needed:
         raise ValueError(
@@ -139,6 +142,10 @@ def _check_contiguous(entries: Mapping[str, TensorEntry], data_bytes: int) -> No
         if entry.begin > end:
             raise ValueError(f"a hole of {entry.begin - end} bytes precedes tensor {name!r}")
         end = entry.end
+    if end > data_bytes:
+        raise ValueError(
+            f"is truncated: its tensors take {end} bytes, but {data_bytes} follow the header"
+        )
     if end != data_bytes:
         raise ValueError(f"its tensors take {end} bytes, but {data_bytes} follow the header")
 
@@ -152,7 +159,7 @@ def _parse(raw: bytes, data_bytes: int) -> dict[str, TensorEntry]:
             _check_metadata(value)
             continue
         try:
-            entries[name] = _parse_entry(value, data_bytes)
+            entries[name] = _parse_entry(value)
         except ValueError as error:
             raise ValueError(f"tensor {name!r}: {error}") from error
     _check_contiguous(entries, data_bytes)

@@ -11,14 +11,14 @@ class JSONError(ValueError):
     """A text is no JSON object, or one of its keys stands twice.
 
     Attributes:
-        key: The key that stands twice, or `$` when the whole text is at fault.
+        key: The key that stands twice; empty when the whole text is at fault.
         reason: What is wrong with it.
     """
 
     def __init__(self, key: str, reason: str) -> None:
         self.key = key
         self.reason = reason
-        super().__init__(reason if key == "$" else f"key {key!r} {reason}")
+        super().__init__(f"key {key!r} {reason}" if key else reason)
 
 
 def _unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
@@ -41,7 +41,7 @@ def parse_object(data: bytes) -> dict[str, Any]:
     except JSONError:
         raise
     except (ValueError, RecursionError) as error:
-        raise JSONError("$", f"is not valid JSON: {error}") from error
+        raise JSONError("", f"is not valid JSON: {error}") from error
     if not isinstance(value, dict):
-        raise JSONError("$", f"must be a JSON object, not {type(value).__name__}")
+        raise JSONError("", f"must be a JSON object, not {type(value).__name__}")
     return value

@@ -12,7 +12,7 @@ import click
 
 from ..settings import MAX_NUM_SEQS_LIMIT
 from .loaded import cache_groups, describe, groups_table, load_model
-from .measure import Speeds, Workload, medians, run_round
+from .measure import STAGES, Speeds, Workload, check_workload, medians, run_round
 from .options import json_option, model_argument, settings_option, verbose_option
 from .output import console, milliseconds, table, write_json
 
@@ -22,15 +22,14 @@ if TYPE_CHECKING:
 
 
 def _print(what: str, workload: Workload, speeds: Speeds, groups: Sequence[GroupStats]) -> None:
-    rows = (
+    rows = [
         (f"prefill, {workload.prompt_tokens} tokens", speeds.prefill_tokens_per_s, ""),
         ("decode, 1 request", speeds.decode_tokens_per_s, ""),
-        (
-            f"decode, {workload.requests} at once",
-            speeds.batch_tokens_per_s,
-            f"{speeds.batch_speedup:.1f}x of 1",
-        ),
-    )
+    ]
+    if workload.requests > 1:
+        ratio = f"{speeds.batch_speedup:.1f}x of 1"
+        what_ran = f"decode, {workload.requests} at once"
+        rows.append((what_ran, speeds.batch_tokens_per_s, ratio))
     shown = table("measured", "median", "ratio")
     for name, rate, ratio in rows:
         shown.add_row(name, f"{rate:.1f} tokens/s", ratio)
@@ -48,12 +47,15 @@ def _print(what: str, workload: Workload, speeds: Speeds, groups: Sequence[Group
 def _measure(model: Model, workload: Workload, repetitions: int, seed: int) -> Speeds:
     source = random.Random(seed)  # noqa: S311  prompts, not secrets
     with click.progressbar(
-        range(repetitions + 1),
+        length=(repetitions + 1) * STAGES,
         label="measuring",
         file=sys.stderr,
         hidden=not sys.stderr.isatty(),
-    ) as rounds:
-        speeds = [run_round(model, workload, source) for _ in rounds]
+    ) as bar:
+        speeds = [
+            run_round(model, workload, source, lambda: bar.update(1))
+            for _ in range(repetitions + 1)
+        ]
     return medians(speeds[1:])
 
 
@@ -117,6 +119,7 @@ def bench(
     asked = Workload(**workload)
     settings = {"max_num_seqs": asked.requests, **settings}
     with load_model(model, settings) as loaded:
+        check_workload(loaded, asked)
         what = describe(loaded)
         speeds = _measure(loaded, asked, repetitions, seed)
         groups = cache_groups(loaded)

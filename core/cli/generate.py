@@ -48,7 +48,9 @@ def _as_dict(completion: Completion) -> dict[str, Any]:
     return fields
 
 
-def _run(handle: Handle, *, stream: bool, as_json: bool) -> None:
+def _run(
+    handle: Handle, *, stream: bool, as_json: bool, max_tokens: int, max_context: int
+) -> None:
     """Write the answer."""
     if stream and not as_json:
         _stream(handle)
@@ -58,7 +60,7 @@ def _run(handle: Handle, *, stream: bool, as_json: bool) -> None:
         return
     if not stream:
         click.echo(completion.text, color=True)
-    note(summary(completion))
+    note(summary(completion, max_tokens=max_tokens, max_context=max_context))
 
 
 @click.command(epilog=_EXAMPLES)
@@ -102,4 +104,10 @@ def generate(
     text = read_prompt(prompt)
     asked: Prompt = messages(text, system) if chat else text
     with load_model(model, settings) as loaded:
-        _run(loaded.submit(asked, **fields), stream=stream, as_json=as_json)
+        _run(
+            loaded.submit(asked, **fields),
+            stream=stream,
+            as_json=as_json,
+            max_tokens=fields["max_tokens"],
+            max_context=loaded.info.max_context,
+        )

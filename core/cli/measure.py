@@ -5,11 +5,12 @@ from __future__ import annotations
 import random
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import attrs
 
+from ..errors import RequestError
 from .output import decode_rate
 
 if TYPE_CHECKING:
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 
 _SHORT_PROMPT = 16
 _NEW_SUFFIX = 8
+
+STAGES = 4
+"""Stages of a round: an unseen prompt, a known prefix, one request, all requests."""
 
 
 @attrs.frozen(kw_only=True)
@@ -73,8 +77,43 @@ def medians(rounds: Sequence[Speeds]) -> Speeds:
     return Speeds(**dict(zip(_FIGURES, map(statistics.median, columns), strict=True)))
 
 
-def run_round(model: Model, workload: Workload, source: random.Random) -> Speeds:
+def check_workload(model: Model, workload: Workload) -> None:
+    """Refuse a workload that the model cannot run to its end, before a prompt is made.
+
+    Raises:
+        RequestError: It is longer than the model's context, or than its cache.
+    """
+    info = model.info
+    most = min(info.max_context, info.effective_window_tokens)
+    bound = "context" if info.max_context == most else "cache"
+    needs = {
+        "prompt_tokens": workload.prompt_tokens + 1,
+        "new_tokens": _SHORT_PROMPT + workload.new_tokens,
+    }
+    for name, num_tokens in needs.items():
+        if num_tokens > most:
+            spare = num_tokens - getattr(workload, name)
+            raise RequestError(
+                f"--{name.replace('_', '-')} is {getattr(workload, name)}, but the model's "
+                f"{bound} holds {most} tokens: at most {most - spare} are possible",
+                code="context_length_exceeded",
+                param=name,
+            )
+
+
+def run_round(
+    model: Model,
+    workload: Workload,
+    source: random.Random,
+    advance: Callable[[], None] = lambda: None,
+) -> Speeds:
     """Run the workload once, on prompts that nobody has seen.
+
+    Args:
+        model: The model that is measured.
+        workload: What is run.
+        source: Of the prompts.
+        advance: Is called after each of the `STAGES` stages.
 
     Raises:
         ContextLengthExceededError: The model cannot take a prompt this long.
@@ -84,16 +123,20 @@ def run_round(model: Model, workload: Workload, source: random.Random) -> Speeds
         return [source.randrange(model.info.vocab_size) for _ in range(count)]
 
     prefix = tokens(workload.prompt_tokens - _NEW_SUFFIX)
-    cold, warm = (
-        _run(model, prefix + tokens(_NEW_SUFFIX), 1).timings.ttft_ms for _ in range(2)
-    )
+    cold = _run(model, prefix + tokens(_NEW_SUFFIX), 1).timings.ttft_ms
+    advance()
+    warm = _run(model, prefix + tokens(_NEW_SUFFIX), 1).timings.ttft_ms
+    advance()
     alone = decode_rate(_run(model, tokens(_SHORT_PROMPT), workload.new_tokens))
+    advance()
     prompts = [tokens(_SHORT_PROMPT) for _ in range(workload.requests)]
     assert alone is not None
+    together = _batch_rate(model, prompts, workload.new_tokens)
+    advance()
     return Speeds(
         prefill_tokens_per_s=workload.prompt_tokens / cold * 1e3,
         decode_tokens_per_s=alone,
-        batch_tokens_per_s=_batch_rate(model, prompts, workload.new_tokens),
+        batch_tokens_per_s=together,
         cold_ttft_ms=cold,
         warm_ttft_ms=warm,
     )

@@ -15,8 +15,14 @@ from ..log import configure
 F = TypeVar("F", bound=Callable[..., Any])
 
 
+VERBOSE = "neve.verbose"
+"""Key in the root context's `meta`: whether --verbose was given."""
+
+
 def _set_level(ctx: click.Context, _: click.Parameter, verbose: bool) -> None:
     # the program sets the level, a command's own flag may lower it
+    if verbose:
+        ctx.find_root().meta[VERBOSE] = True
     if verbose or ctx.parent is None:
         configure(logging.INFO if verbose else logging.WARNING)
 

@@ -84,15 +84,43 @@ def milliseconds(value: float) -> str:
     return f"{value:.0f} ms" if value < 1000 else f"{value / 1e3:.1f} s"
 
 
-def summary(completion: Completion) -> str:
-    """Return the figures of a request in one line."""
+def summary(
+    completion: Completion, *, max_tokens: int | None = None, max_context: int | None = None
+) -> str:
+    """Return the figures of a request in one line.
+
+    Args:
+        completion: The request's.
+        max_tokens: Tokens that it asked for; None means as many as fit.
+        max_context: Positions of the model; None means that the limit is not told apart.
+    """
     usage, rate = completion.usage, decode_rate(completion)
     telling = rate is not None and usage.completion_tokens >= _TELLING_TOKENS
     speed = f" at {rate:.1f}/s" if telling else ""
     parts = (
-        f"prompt {usage.prompt_tokens} tokens, {usage.cached_tokens} of them cached",
+        f"prompt {usage.prompt_tokens} tokens, {_found(completion)}",
         f"first token after {milliseconds(completion.timings.ttft_ms)}",
         f"{usage.completion_tokens} tokens{speed}",
-        "cut at the token limit" if completion.finish_reason == "length" else "ended by itself",
+        _ending(completion, max_tokens, max_context),
     )
     return " · ".join(parts)
+
+
+def _found(completion: Completion) -> str:
+    """Return how much of a prompt was found, and where."""
+    report = completion.cache_report
+    if not report.restored_tokens:
+        return f"{report.hot_tokens} of them from memory"
+    return f"{report.hot_tokens} of them from memory, {report.restored_tokens} from disk"
+
+
+def _ending(completion: Completion, max_tokens: int | None, max_context: int | None) -> str:
+    """Return why an answer ended; the engine clamps what is asked for to what fits."""
+    if completion.finish_reason != "length":
+        return "ended by itself"
+    usage = completion.usage
+    if max_context is None or usage.completion_tokens == max_tokens:
+        return "cut at the token limit"
+    # the last token is never computed, so it takes no position
+    is_full = usage.prompt_tokens + usage.completion_tokens > max_context
+    return f"cut where the {'context' if is_full else 'cache'} is full"

@@ -15,8 +15,9 @@ from .chat import chat
 from .demo.command import demo
 from .doctor.command import doctor
 from .families import families
+from .faults import error_text, origin
 from .generate import generate
-from .options import verbose_option
+from .options import VERBOSE, verbose_option
 from .output import note
 
 _NO_BACK_END = (
@@ -37,9 +38,11 @@ class _Program(click.Group):
         try:
             return super().invoke(ctx)
         except (SettingsError, RequestError) as error:
-            raise _WrongInputError(str(error)) from error
+            raise _WrongInputError(error_text(error)) from error
         except NeveError as error:
-            raise click.ClickException(str(error)) from error
+            if ctx.meta.get(VERBOSE) and error.__cause__ is not None:
+                note(f"caused by {origin(error.__cause__)}")
+            raise click.ClickException(error_text(error)) from error
         except ImportError as error:
             if "mlx" not in f"{error.name} {error}":
                 raise

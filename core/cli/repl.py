@@ -130,7 +130,9 @@ class Repl:
         finally:
             handle.cancel()
         self._chat.remember(messages, completion)
-        note(summary(completion))
+        max_context = self._model.info.max_context
+        limit = self._fields.get("max_tokens")
+        note(summary(completion, max_tokens=limit, max_context=max_context))
 
     def _reasoning_stream(self, ids: list[int]) -> ReasoningStream:
         marks = self._model.info.protocol.reasoning

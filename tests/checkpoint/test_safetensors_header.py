@@ -61,7 +61,7 @@ def test_what_is_accepted(tmp_path, write_safetensors):
 @pytest.mark.parametrize(
     ("bad", "says"),
     [
-        (entry(offsets=(0, 9)), r"data_offsets must be .* within the 8 bytes"),
+        (entry(offsets=(0, 9)), r"F32 \[2\] takes 8 bytes, data_offsets span 9"),
         (entry(offsets=(8, 0)), "data_offsets must be"),
         (entry(offsets=(-8, 0)), "data_offsets must be"),
         (entry(offsets=(False, 8)), "data_offsets must be"),
@@ -111,7 +111,7 @@ def test_a_bad_layout(tmp_path, write_safetensors, entries, says):
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (b"", "0 bytes, too few"),
+        (b"", "is truncated: it has 0 bytes, too few"),
         (b"1234567", "7 bytes, too few"),
         (struct.pack("<Q", 2**63) + b"{}", f"claims a header of {2**63} bytes"),
         (struct.pack("<Q", 100_000_001) + b"{}", "at most 100000000"),

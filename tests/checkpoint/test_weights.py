@@ -226,8 +226,8 @@ def test_one_error_names_everything(make_model, write_checkpoint):
     assert caught.value.missing == ("norm.weight",)
     assert caught.value.unexpected == ("lm_head.weight",)
     assert len(caught.value.mismatched) == 2
-    assert "layers.0.A_log: the checkpoint has [5]" in str(caught.value)
-    assert "the model needs [4] a floating type" in caught.value.mismatched[1]
+    assert "layers.0.A_log: the checkpoint has shape [5] of float32" in str(caught.value)
+    assert "the model needs shape [4] of a floating type" in caught.value.mismatched[1]
     assert all(flat(target)[name] is before[name] for name in before)
 
 

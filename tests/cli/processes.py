@@ -114,7 +114,7 @@ def start(
     What happens before is Python's own start, and the import of next to nothing.
     """
     ready, write = os.pipe()
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
     environment = folders.environment()
     program = (sys.executable, "-c", _PROGRAM, str(write))
     message = folders.root / "message.txt"
@@ -125,7 +125,8 @@ def start(
             cwd=folders.root,
             env=environment,
             pass_fds=[write],
-            **{"stdin": stdin, **pipes},
+            stdin=stdin,
+            **pipes,
         )
     os.close(write)
     with suppress(OSError):

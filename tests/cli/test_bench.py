@@ -39,6 +39,26 @@ def test_json(run_loaded):
     assert found["groups"][0]["num_live"] == 0
 
 
+@pytest.mark.parametrize(
+    ("flag", "most"), [("--prompt-tokens=100000000", 4095), ("--new-tokens=5000", 4080)]
+)
+def test_workloads_beyond_the_context(run_loaded, flag, most):
+    """UX-2: a workload that cannot run to its end is refused before it begins."""
+    done = run_loaded("bench", "m", flag)
+
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert f"the model's context holds 4096 tokens: at most {most} are possible" in done.stderr
+
+
+def test_one_request_is_not_compared_with_itself(run_loaded):
+    """UX-2: a ratio needs two sides."""
+    done = run_loaded("bench", "m", *SMALL[:4], "--requests", "1", "--repetitions", "1")
+
+    assert done.exit_code == 0
+    assert "decode, 1 request" in done.stdout
+    assert "at once" not in done.stdout
+
+
 @pytest.mark.parametrize("flag", ["--requests=33", "--prompt-tokens=8", "--new-tokens=7"])
 def test_workloads_that_measure_nothing(run_loaded, flag):
     """UX-2: a workload out of range is refused."""

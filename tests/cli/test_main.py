@@ -8,8 +8,15 @@ import sys
 import click
 import pytest
 
+from neve.cli.faults import error_text
 from neve.cli.program import program
-from neve.errors import CheckpointError, RequestError, SettingsError
+from neve.errors import (
+    CheckpointError,
+    NeveError,
+    RequestError,
+    SettingsError,
+    WeightError,
+)
 
 COMMANDS = ["bench", "cache", "certify", "chat", "demo", "doctor", "families", "generate"]
 
@@ -89,7 +96,7 @@ def test_unknown_command(run):
 @pytest.mark.parametrize(
     ("error", "exit_code"),
     [
-        (SettingsError(["a: unknown", "b: unknown"]), 2),
+        (SettingsError(["a: unknown"]), 2),
         (RequestError("no such thing", code="x"), 2),
         (CheckpointError("no such file"), 1),
     ],
@@ -105,6 +112,49 @@ def test_errors_end_with_their_sentence(run, monkeypatch, error, exit_code):
 
     assert (done.exit_code, done.stdout) == (exit_code, "")
     assert done.stderr == f"Error: {error}\n"
+
+
+def test_several_findings_have_a_line_each(run, monkeypatch):
+    """UX-2: nobody searches one long line for the second fault."""
+
+    def fail(*_):
+        raise SettingsError(["a: unknown", "b: unknown"])
+
+    monkeypatch.setattr("neve.cli.generate.load_model", fail)
+    done = run("generate", "model", "prompt")
+
+    assert done.stderr == "Error: 2 settings are wrong:\n  a: unknown\n  b: unknown\n"
+
+
+def test_weights_that_do_not_fit_have_a_line_each():
+    """UX-2: each kind is counted, and its first ones are named."""
+    missing = [f"w{i}" for i in range(12)]
+    lines = error_text(WeightError("x", missing=missing, mismatched=["y"])).splitlines()
+
+    assert lines[:3] == [
+        "the weights do not fit the model:",
+        "the checkpoint lacks: 12",
+        "  w0",
+    ]
+    assert lines[-3:] == ["  and 2 more", "of another shape or type: 1", "  y"]
+
+
+@pytest.mark.parametrize("flags", [(), ("-v",)])
+def test_verbose_says_where_a_cause_arose(run, monkeypatch, flags):
+    """UX-2: whoever reports a fault can say its file and line."""
+
+    def fail(*_):
+        try:
+            {}["key"]
+        except KeyError as error:
+            raise NeveError("the step failed") from error
+
+    monkeypatch.setattr("neve.cli.generate.load_model", fail)
+    done = run("generate", "model", "prompt", *flags)
+
+    assert done.exit_code == 1
+    assert ("test_main.py:" in done.stderr) == bool(flags)
+    assert done.stderr.endswith("Error: the step failed\n")
 
 
 def test_missing_back_end_says_what_to_install(run, monkeypatch):

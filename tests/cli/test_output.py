@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 
+import attrs
 import pytest
 
 from neve.cli.output import decode_rate, milliseconds, summary, table
@@ -24,7 +25,7 @@ def make_completion(num_tokens: int = 11, finish_reason: FinishReason = "stop"):
 def test_summary_is_one_line_of_figures():
     """UX-2: prompt, cached tokens, time to first token and speed."""
     assert summary(make_completion()) == (
-        "prompt 20 tokens, 16 of them cached · first token after 100 ms · "
+        "prompt 20 tokens, 16 of them from memory · first token after 100 ms · "
         "11 tokens at 20.0/s · ended by itself"
     )
 
@@ -34,6 +35,29 @@ def test_few_tokens_have_no_rate():
     assert decode_rate(make_completion(1)) is None
     assert decode_rate(make_completion(2)) == 2.0
     assert "7 tokens · cut at the token limit" in summary(make_completion(7, "length"))
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "max_context", "ending"),
+    [
+        (11, 4096, "cut at the token limit"),
+        (7, 26, "cut where the context is full"),
+        (7, 4096, "cut where the cache is full"),
+    ],
+)
+def test_limits_are_told_apart(num_tokens, max_context, ending):
+    """UX-2: what was asked for, the model's context, or the cache's memory."""
+    completion = make_completion(num_tokens, "length")
+
+    assert summary(completion, max_tokens=11, max_context=max_context).endswith(ending)
+
+
+def test_memory_and_disk_are_told_apart():
+    """UX-2: a prefix may have been found in two places."""
+    report = CacheReport(4, 12, 4, None, 0)
+    completion = attrs.evolve(make_completion(), cache_report=report)
+
+    assert "prompt 20 tokens, 4 of them from memory, 12 from disk" in summary(completion)
 
 
 @pytest.mark.parametrize(("value", "text"), [(3.2, "3 ms"), (999, "999 ms"), (1500, "1.5 s")])

@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ...errors import NeveError
+from ...errors import (
+    CheckpointError,
+    CheckpointNotFoundError,
+    ConfigError,
+    FamilyNotInstalledError,
+    NeveError,
+    PluginError,
+    SettingsError,
+    UnsupportedModelError,
+)
 from ..cache.options import count_text, size_text
 from .checks import Finding
 
@@ -27,12 +36,38 @@ def checkpoint_findings(source: str) -> Iterator[Finding]:
         examined = examine(source)
         persistence = _persistence(examined)
     except (NeveError, ValueError) as error:  # a layout or policy that breaks a rule
-        advice = "give a folder, a .gguf file or a repository whose family is installed"
-        yield Finding("checkpoint", "broken", str(error), advice)
+        yield Finding("checkpoint", "broken", str(error), _advice(error))
         return
     yield Finding("checkpoint", "ok", _model(examined.subject))
+    yield _tokenizer(examined)
     yield from _groups(examined.subject)
     yield persistence
+
+
+_ADVICE: tuple[tuple[type[Exception], str], ...] = (
+    (CheckpointNotFoundError, "give a folder, a .gguf file or a repository of the hub"),
+    (FamilyNotInstalledError, "install the plugin of its family"),
+    (PluginError, "upgrade the plugin together with neve, or uninstall it"),
+    (SettingsError, "correct the setting in the environment or in config.json"),
+    (UnsupportedModelError, "upgrade the plugin of its family, or take another checkpoint"),
+    (ConfigError, "download config.json again, or ask whoever made the checkpoint"),
+    (CheckpointError, "download the files again: one is missing or damaged"),
+)
+"""What to do about an error, the more special ones first."""
+
+
+def _advice(error: Exception) -> str:
+    advice = (text for kind, text in _ADVICE if isinstance(error, kind))
+    return next(advice, "report it to whoever made the plugin of its family")
+
+
+def _tokenizer(examined: Examined) -> Finding:
+    try:
+        examined.tokenizer()
+    except NeveError as error:
+        advice = "download tokenizer.json and tokenizer_config.json as well"
+        return Finding("tokenizer", "broken", str(error), advice)
+    return Finding("tokenizer", "ok", "its files can be read")
 
 
 def _persistence(examined: Examined) -> Finding:

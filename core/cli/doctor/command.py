@@ -32,7 +32,7 @@ def _print(findings: Iterable[Finding]) -> None:
 @json_option
 @click.pass_context
 def doctor(ctx: click.Context, checkpoint: str | None, as_json: bool) -> None:
-    """Check the installation: MLX, device, BLAS, environment, plugins, folders.
+    """Check the installation: MLX, device, plugins, folders.
 
     With CHECKPOINT, a MODEL as elsewhere, also say what its cache would hold, group by group,
     and whether its prefixes go to disk. No weight is loaded; what is not here is downloaded.

@@ -49,7 +49,7 @@ def test_a_model_of_one_kind():
     """GR-1: a model of full attention alone has one group, and nothing beside it."""
     found = details("qwen3")
 
-    assert list(found) == ["checkpoint", "cache group 0", "persistence"]
+    assert list(found) == ["checkpoint", "tokenizer", "cache group 0", "persistence"]
     assert found["persistence"] == "no: off unless persist_paged_cache asks for it"
 
 
@@ -81,7 +81,40 @@ def test_no_weight_is_read(tmp_path):
         file.truncate(header)
         file.truncate(size)  # zeros, and no block of them on disk
 
-    assert [f.status for f in checkpoint_findings(str(weights.parent))] == ["ok"] * 3
+    assert [f.status for f in checkpoint_findings(str(weights.parent))] == ["ok"] * 4
+
+
+def _without_tokenizer(model):
+    (model / "tokenizer.json").unlink()
+
+
+def _truncate(model):
+    with (model / "model.safetensors").open("r+b") as file:
+        file.truncate(file.seek(0, 2) - 1)
+
+
+def _garble(model):
+    (model / "config.json").write_text("{")
+
+
+@pytest.mark.parametrize(
+    ("harm", "name", "detail", "advice"),
+    [
+        (_without_tokenizer, "tokenizer", "tokenizer.json", "download tokenizer.json"),
+        (_truncate, "checkpoint", "is truncated", "download the files again"),
+        (_garble, "checkpoint", "config.json: is not valid JSON", "download config.json again"),
+        (shutil.rmtree, "checkpoint", "no such file or dir", "give a folder, a .gguf file"),
+    ],
+)
+def test_advice_is_about_the_fault(tmp_path, harm, name, detail, advice):
+    """UX-2: each fault has its own way out."""
+    model = shutil.copytree(CHECKPOINTS / "qwen3", tmp_path / "model")
+    harm(model)
+    (found,) = (f for f in checkpoint_findings(str(model)) if f.status != "ok")
+
+    assert found.name == name
+    assert detail in found.detail
+    assert advice in found.advice
 
 
 @pytest.mark.parametrize("model_type", ["phi3", None])
