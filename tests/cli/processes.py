@@ -120,7 +120,7 @@ def start(
     message = folders.root / "message.txt"
     message.write_text("Hi\n")
     with message.open("rb") as stdin:
-        process = subprocess.Popen(
+        process: Any = subprocess.Popen(
             ["/bin/sh", "-c", f'exec "$@" {redirection}', "sh", *program, *arguments],
             cwd=folders.root,
             env=environment,
