@@ -21,6 +21,7 @@ from neve.metal.runtime import device  # noqa: E402
 
 from . import (  # noqa: E402
     cold,
+    cold_reader,
     cold_writer,
     gpu_kernels,
     gpu_models,
@@ -48,6 +49,7 @@ BENCHMARKS: dict[str, Callable[[], Iterable[Figure]]] = {
     "restart": cold.restart,
     "capture": cold.capture,
     "restore": cold.restore_beside,
+    "cold_reader": cold_reader.cold_reader,
     "cold_writer": cold_writer.cold_writer,
 }
 ON_A_GPU: dict[str, Callable[[], Iterable[Figure]]] = {

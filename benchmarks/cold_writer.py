@@ -147,6 +147,18 @@ def _fill(objects: Path) -> list[ObjectName]:
     return names
 
 
+def _open(root: Path, counters: Counters) -> tuple[ColdStore, float]:
+    """Return an open store, and the best of three times that opening it took, in seconds."""
+    times: list[float] = []
+    while True:
+        start = time.perf_counter()
+        store = ColdStore.open(root, StoreLimits(), counters)
+        times.append(time.perf_counter() - start)
+        if len(times) == 3:
+            return store, min(times)
+        store.close()
+
+
 def _ask(store: ColdStore, names: list[ObjectName]) -> None:
     if not all(map(store.contains, names)):
         raise RuntimeError("the store has lost an object")
@@ -158,15 +170,15 @@ def _index() -> list[Figure]:
         root, counters = Path(path) / "cold", Counters()
         ColdStore.open(root, StoreLimits(), counters).close()
         names = _fill(root / "objects")
-        start = time.perf_counter()
-        store = ColdStore.open(root, StoreLimits(), counters)
-        open_s = time.perf_counter() - start
+        store, open_s = _open(root, counters)
         ask = partial(_ask, store, names)
         contains_us = min(seconds(ask) for _ in range(3)) / NUM_OBJECTS * 1e6
+        clear_s = seconds(store.clear)
         store.close()
     return [
         bounded("contains, 100,000 objects", contains_us, 2, "us"),
-        bounded("opening a store of 100,000 objects", open_s, 1.5, "s"),
+        bounded("opening a store of 100,000 objects", open_s, 1.0, "s"),
+        bounded("clearing it", clear_s, 10, "s"),
     ]
 
 
