@@ -463,7 +463,7 @@ def of_another_codec(
 ) -> tuple[ObjectFacts, list[bytes]]:
     group = next(ColdGroup(g) for g in SIDECARS.values() if g != found.name.group.value)
     layout = attrs.evolve(found.layout, group=group)
-    name = attrs.evolve(found.name, group=group)
+    name = found.name._replace(group=group)
     return attrs.evolve(found, layout=layout, name=name), payload
 
 
