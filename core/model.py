@@ -25,7 +25,7 @@ from .metrics import ModelStats, render_metrics
 from .text.prompt import Message, Prompt, encode_prompt
 
 if TYPE_CHECKING:
-    from .engine.core import Core
+    from .engine.core import Core, ModelInfo
     from .engine.identification import Identification
     from .text.tokenizer import Tokenizer
 
@@ -36,15 +36,16 @@ class Model:
     """A loaded model: generate, stream, chat. Every method may be called from any thread.
 
     Use it as a context manager, or call `close`.
-
-    Attributes:
-        info: What loading found out.
     """
 
     def __init__(self, engine: Engine) -> None:
-        self.info = engine.info
         self._engine = engine
         self._chats = itertools.count()
+
+    @property
+    def info(self) -> ModelInfo:
+        """What loading found out, and whether prefixes go to disk as things stand."""
+        return self._engine.info
 
     @property
     def tokenizer(self) -> Tokenizer:

@@ -105,6 +105,7 @@ class OptionalHooks(Protocol):
         answer is `model(batch, context)`.
         ids `[T]` int32 in; logits `[R, vocab_size]` out, `R = len(batch.logit_rows)`, None
         for `R = 0`; hidden states `[H, D]` of `batch.hidden_rows` for each of `batch.taps`.
+        Every logit is a finite number, or its request fails with `NonFiniteLogitsError`.
         Must not raise; a raise ends the step and fails its requests.
         Suite: `test_paged_equals_flat`, `test_batched_equals_serial`, `test_taps`.
         """

@@ -13,10 +13,12 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
+import attrs
 import mlx.core as mx
 
 from .. import interrupts
 from ..arguments import optional_text
+from ..coldtier.admission.allowlist import PersistDecision
 from ..contract.prompt import Prompt, text_prompt
 from ..ids import SHARED_DOMAIN, RequestId, SaltDomain
 from ..log import get_logger
@@ -26,6 +28,7 @@ from .core import Core, ModelInfo
 from .endings import closed, said
 from .faults import Faults
 from .handles import Handle, forked
+from .identification import Identification
 from .loop import Loop
 
 T = TypeVar("T")
@@ -37,7 +40,6 @@ class Engine:
     """A model's thread. Every method may be called from any thread.
 
     Attributes:
-        info: What loading found out.
         faults: What the engine survived.
     """
 
@@ -56,6 +58,7 @@ class Engine:
         self._process = os.getpid()
         self.faults = Faults()
         self._fault: BaseException | None = None
+        self._identification: Identification | None = None
         self._closed = threading.Event()
         # held while a command is put, so that none is put after the last one was read
         self._door = threading.Lock()
@@ -65,13 +68,24 @@ class Engine:
         )
         self._thread.start()
         try:
-            self.info = interrupts.result(loaded)
+            self._info = interrupts.result(loaded)
         except BaseException:
             # waited for, or the program may end while the thread still drops its streams, and
             # a folder go while the thread still writes there
             self.close()
             raise
         _ENGINES.add(self)
+
+    @property
+    def info(self) -> ModelInfo:
+        """What is known of the model from outside.
+
+        Persistence is off from the moment at which the model cannot be identified any more.
+        """
+        failure = self._identification and self._identification.failure
+        if not failure:
+            return self._info
+        return attrs.evolve(self._info, persistence=PersistDecision(False, failure))
 
     def _main(self, make_core: Callable[[], Core], loaded: Future[ModelInfo]) -> None:
         try:
@@ -88,6 +102,7 @@ class Engine:
         except BaseException as error:  # noqa: BLE001  it belongs to whoever loads
             loaded.set_exception(error)
             return
+        self._identification = None if core.cold is None else core.cold.identification
         loaded.set_result(core.info)
         try:
             Loop(core, self._commands, self.faults).run()

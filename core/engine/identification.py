@@ -29,7 +29,7 @@ class Identification:
         memory: DigestMemory,
         found: Callable[[Fingerprint], None],
     ) -> None:
-        """Start the thread.
+        """Start the thread; `failure` says why the model cannot be identified, if so.
 
         Args:
             weights: The weight files as they were before the first of them was read.
@@ -72,8 +72,8 @@ class Identification:
         began = time.perf_counter()
         try:
             weights = digest()
-        except CheckpointError as error:
-            self.failure = str(error)
+        except (CheckpointError, OSError) as error:
+            self.failure = f"the model cannot be identified: {error}"
             self._log.warning("engine.identification.failed", reason=self.failure)
             return
         if weights is not None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from unittest.mock import Mock
 
+import attrs
 import click
 import pytest
 
@@ -151,3 +152,22 @@ def test_interruption_ends_the_request_and_the_program(checkpoint):
 
     assert process.returncode == 130
     assert errors.decode() == "interrupted\n"
+
+
+def test_logits_that_are_no_numbers_are_no_success(run_loaded, model, monkeypatch):
+    """A model of NaN ends the command with an error that names the fault, and no answer."""
+    family = type(model.info.family)
+    real = family.forward
+
+    def forward(*args):
+        output = real(*args)
+        logits = None if output.logits is None else output.logits * float("nan")
+        return attrs.evolve(output, logits=logits)
+
+    monkeypatch.setattr(family, "forward", forward)
+    for options in ((), ("--json", "--logprobs", "1"), ("--no-stream",)):
+        done = run_loaded("generate", "m", "What is that word?", *options)
+
+        assert done.exit_code == 1
+        assert "logits at position" in done.stderr
+        assert "NaN" not in done.stdout

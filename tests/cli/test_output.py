@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import io
+import json
 
 import attrs
 import pytest
 
-from neve.cli.output import decode_rate, milliseconds, summary, table
+from neve.cli.output import decode_rate, milliseconds, summary, table, write_json
 from neve.engine.completion import CacheReport, Completion, FinishReason, Timings, Usage
 
 
@@ -76,3 +77,13 @@ def test_tables_show_text_as_it_stands():
     Console(file=out, markup=False, emoji=False).print(shown)
 
     assert "[bold]x[/bold] :smile:" in out.getvalue()
+
+
+def test_json_is_always_json(capsys):
+    """What JSON has no number for is null, wherever it stands."""
+    write_json({"a": [float("nan"), (1.5, float("-inf"))], "b": {"c": float("inf"), "d": 1}})
+
+    assert json.loads(capsys.readouterr().out, parse_constant=pytest.fail) == {
+        "a": [None, [1.5, None]],
+        "b": {"c": None, "d": 1},
+    }

@@ -188,6 +188,42 @@ def test_nothing_is_read_or_written_before_the_model_is_known(load, tmp_path, mo
     assert len(objects(tmp_path)) >= full_blocks(early)
 
 
+@pytest.mark.parametrize("fault", ["changes", "goes"])
+def test_a_weight_file_that_changes_while_it_is_digested(load, tmp_path, monkeypatch, fault):
+    """CT-4: persistence is off from then on, says why, and nothing is written."""
+    known, digest = threading.Event(), WeightIdentity.digest
+
+    def late(self: WeightIdentity, *arguments: Any, **keywords: Any) -> bytes | None:
+        known.wait()
+        return digest(self, *arguments, **keywords)
+
+    monkeypatch.setattr(WeightIdentity, "digest", late)
+    folder = tmp_path / "model"
+    shutil.copytree(Path(__file__).parents[2] / "checkpoints" / "qwen3", folder)
+    with neve.load(
+        folder,
+        paged_cache_memory_mb=16,
+        persist_paged_cache=True,
+        cold_cache_dir=str(tmp_path / "cold"),
+    ) as model:
+        before = model.info
+        weights = folder / "model.safetensors"
+        if fault == "changes":
+            weights.write_bytes(weights.read_bytes()[:-4] + b"\1\2\3\4")
+        else:
+            weights.unlink()
+        known.set()
+
+        assert not model.wait_identified()
+        assert before.persistence.persist
+        assert not model.info.persistence.persist
+        assert "cannot be identified" in model.info.persistence.reason
+        assert str(weights) in model.info.persistence.reason
+        assert model.info.tokenizer is before.tokenizer
+        answer(model)
+        assert not objects(tmp_path)
+
+
 def test_a_turn_that_ran_out_of_its_budget_is_the_cause(persist, tmp_path):
     """CT-6: at most so many blocks are written a request; the next one goes on there."""
     model = persist(cold_capture_blocks_per_turn=5)

@@ -411,3 +411,25 @@ def test_accepted_drafts_are_those_that_were_drawn(drafts: list[int], truth: lis
     assert tokens[:-1] == drafts[: len(tokens) - 1]
     assert len(tokens) == len(drafts) + 1 or tokens[-1] != drafts[len(tokens) - 1]
     assert accepted([], []) == []
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16, mx.float16])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("place", [0, 3, VOCAB - 1])
+def test_rows_without_numbers_are_told(
+    make_row: MakeRow, dtype: mx.Dtype, value: float, place: int
+):
+    """A NaN or infinity anywhere in a row is seen, and only in that row."""
+    logits = mx.stack([step_logits(row, 0) for row in range(3)])
+    logits[1, place] = value
+    rows = [make_row(VOCAB, **wishes) for wishes in WISHES[2:5]]
+
+    assert listed(sample(logits.astype(dtype), rows).finite) == [True, False, True]
+
+
+def test_large_logits_are_numbers(make_row: MakeRow):
+    """Logits whose sum float16 could not hold are numbers all the same."""
+    for dtype, value in ((mx.float16, 60000), (mx.bfloat16, 1e30), (mx.float32, 1e30)):
+        logits = mx.full((1, 4096), value, dtype=dtype)
+
+        assert listed(sample(logits, [make_row(4096)]).finite) == [True]
