@@ -123,6 +123,7 @@ def test_hostile_commands(
         made = None  # refused where it is made, on the caller's thread
 
     if command == "Call.function":
+        assert isinstance(made, Call)
         assert isinstance(made.future.exception(60), BaseException)
     if made is not None and command in SUBMIT_FIELDS and command != "handle":
         assert isinstance(handle._future.exception(60), NeveError)
@@ -143,8 +144,10 @@ def test_failing_call_belongs_to_its_caller(model: Any, error: BaseException):
     assert is_alive(model)
 
 
-PARAMETERS = ["prompt", "tools", "template_kwargs", "cache_salt", "owner"]
-PARAMETERS += [field.name for field in attrs.fields(SamplingParams)]
+PARAMETERS = [
+    *("prompt", "tools", "template_kwargs", "cache_salt", "owner"),
+    *(field.name for field in attrs.fields(SamplingParams)),
+]
 
 
 @pytest.mark.parametrize("param", PARAMETERS)
@@ -207,7 +210,7 @@ def test_unhashable_owner_of_a_hybrid():
     checkpoint = Path(__file__).parents[2] / "checkpoints" / "lfm2"
     with neve.load(checkpoint, paged_cache_memory_mb=16) as hybrid:
         with pytest.raises(RequestError, match="owner must be a string"):
-            hybrid.submit("Once", owner=["x"])
+            hybrid.submit("Once", owner=["x"])  # type: ignore[arg-type]
         assert is_alive(hybrid)
 
 
@@ -332,5 +335,5 @@ def test_dying_engine_fails_everyone_and_closes_everything(
         with pytest.raises(EngineClosedError, match="planted"):
             late()
     assert {"EngineCold", "Journal"} <= set(closed)
-    assert not tier.reader._thread.is_alive()
+    assert not any(thread.is_alive() for thread in tier.reader._threads)
     model.close()
