@@ -185,7 +185,8 @@ class Side:
         ]
         return self.lane.prepare(batch, rows)
 
-    def eval(self, logits: mx.array) -> np.ndarray:
+    def eval(self, logits: mx.array | None) -> np.ndarray:
+        assert logits is not None
         mx.eval(logits, *self.lane.arrays(()))
         return np.array(logits)
 

@@ -128,10 +128,11 @@ class Bench:
         if settled is not None:
             self.settle(settled, tokens)
 
-    def settle(self, step: Step, tokens: list[int]) -> None:
+    def settle(self, step: Step, tokens: Sequence[int | None]) -> None:
         for row in step.plan.rows:
-            index = step.sources.get(row.request)
-            request = self.scheduler.settle(row, [] if index is None else [tokens[index]])
+            first = step.sources.get(row.request, 0)
+            drawn = [t for t in tokens[first : first + row.num_logits] if t is not None]
+            request = self.scheduler.settle(row, drawn)
             if request is not None and request.num_outputs == request.max_tokens:
                 self.done[row.request] = request.tokens
                 self.scheduler.finish(request)

@@ -136,9 +136,12 @@ def test_vocabulary():
 
 def test_stop():
     """One text or a sequence of texts; always a tuple afterwards."""
-    assert SamplingParams(stop="END").stop == ("END",)
-    assert SamplingParams(stop=["a", "b"]).stop == ("a", "b")
-    assert len(SamplingParams(stop=["a"] * 16).stop) == 16
+    given: list[Any] = ["END", ["a", "b"], ["a"] * 16]
+    single, pair, most = (SamplingParams(stop=stop).stop for stop in given)
+
+    assert single == ("END",)
+    assert pair == ("a", "b")
+    assert len(most) == 16
 
 
 @pytest.mark.parametrize("stop", ["", ["a", ""], ["a"] * 17, [1], b"END", {"a"}, 3])
