@@ -17,6 +17,8 @@ import mlx.core as mx
 from ..metal.attention.scoring import Scoring as Scoring
 from .heads import Projected
 from .heads import RopeSpec as RopeSpec
+from .tap import FINAL as FINAL
+from .tap import Tap as Tap
 from .wave import Wave as Wave
 
 
@@ -33,22 +35,6 @@ class Segment:
     start: int
     length: int
     position: int
-
-
-@attrs.frozen
-class Tap:
-    """A place in a model at which hidden states may be read.
-
-    Attributes:
-        layer: Index of the layer whose output is read: the residual stream behind the layer.
-            None for the hidden states that enter the head, after the model's last norm.
-    """
-
-    layer: int | None
-
-
-FINAL = Tap(None)
-"""The tap of the hidden states that enter the head."""
 
 
 @attrs.frozen(eq=False)

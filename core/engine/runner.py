@@ -12,7 +12,7 @@ import mlx.nn as nn
 
 from ..catalogue import Family
 from ..contract.cache_spec import CacheLayout
-from ..contract.forward import StepBatch
+from ..contract.forward import StepBatch, Tap
 from ..contract.wave import Wave
 from ..forward.flat_context import FlatContext
 from ..forward.paged_context import PagedContext
@@ -42,6 +42,7 @@ class Step:
             done, if it writes in place.
         in_place: Whether kernels make all its writes to pages. It then waits for the step
             before by its arrays alone, and can be started while that one runs.
+        hidden: Hidden states `[H, D]` at the plan's taps, row by row.
         started_at: When it was handed to the device, by `time.perf_counter`.
     """
 
@@ -52,6 +53,7 @@ class Step:
     snapshots: list[RowSnapshot]
     tokens: list[mx.array]
     in_place: bool
+    hidden: Mapping[Tap, mx.array] = attrs.field(factory=dict)
     started_at: float = 0.0
 
     @property
@@ -62,7 +64,8 @@ class Step:
     def start(self) -> None:
         """Hand the graph to the device."""
         outputs = attrs.astuple(self.sampled, recurse=False) if self.sampled else ()
-        mx.async_eval(*[a for a in outputs if a is not None], *self.updated)
+        wanted = [a for a in outputs if a is not None]
+        mx.async_eval(*wanted, *self.updated, *self.hidden.values())
         # a second name for a pool's array would turn its next update into a copy
         self.updated.clear()
         self.started_at = time.perf_counter()
@@ -103,6 +106,28 @@ def _read_logprobs(sampled: SampledRows, tokens: list[int]) -> list[TokenLogprob
         TokenLogprob(token, logprob, tuple(zip(*top, strict=True)))
         for token, logprob, *top in zip(tokens, own, ids, values, strict=True)
     ]
+
+
+@attrs.frozen(eq=False)
+class _Computed:
+    """The lazy results of a forward.
+
+    Attributes:
+        logits: `[R, V]`; None if no row samples.
+        in_place: Whether kernels make all writes to pages.
+        hidden: Tap -> hidden states `[H, D]`.
+    """
+
+    logits: mx.array | None
+    in_place: bool
+    hidden: Mapping[Tap, mx.array] = attrs.field(factory=dict)
+
+    @classmethod
+    def joined(cls, parts: Sequence[_Computed], taps: Sequence[Tap]) -> _Computed:
+        """Return the results of forwards that followed one another, row by row."""
+        logits = [part.logits for part in parts if part.logits is not None]
+        hidden = {tap: mx.concatenate([part.hidden[tap] for part in parts]) for tap in taps}
+        return cls(mx.concatenate(logits) if logits else None, False, hidden)
 
 
 class Runner:
@@ -148,7 +173,8 @@ class Runner:
         """
         inputs = [_row_input(row, previous) for row in plan.rows]
         sampled = previous.sampled.tokens if previous and previous.sampled else None
-        logits, in_place = self._logits(plan, inputs, sampled)
+        computed = self._compute(plan, inputs, sampled)
+        logits = computed.logits
         snapshots = self.lane.snapshots(plan)
         kept = [array for s in snapshots for array in s.state.handle.arrays()]
         return Step(
@@ -158,39 +184,39 @@ class Runner:
             self.lane.arrays(plan.rows) + kept,
             snapshots,
             self.lane.tokens,
-            in_place,
+            computed.in_place,
+            computed.hidden,
         )
 
-    def _logits(
+    def _compute(
         self, plan: StepPlan, inputs: Sequence[RowInput], sampled: mx.array | None
-    ) -> tuple[mx.array | None, bool]:
-        """Return logits `[R, V]`, None if no row samples, and whether writes are in place."""
+    ) -> _Computed:
         if not self._row_exact:
-            return self._forward(build_step_batch(inputs, sampled, plan.waves), plan.rows)
+            batch = build_step_batch(inputs, sampled, plan.waves, plan.taps)
+            return self._forward(batch, plan.rows)
         # one graph of several rows would read a pool and then write to it: a copy of the pool
         mx.synchronize()
-        parts: list[mx.array] = []
+        parts: list[_Computed] = []
         for one, row in zip(inputs, plan.rows, strict=True):
             waves = (Wave(1, row.length),) if row.in_wave else ()
-            logits, _ = self._forward(build_step_batch([one], sampled, waves), [row])
-            mx.eval(logits, *self.lane.arrays([row]))
-            parts += [] if logits is None else [logits]
-        return mx.concatenate(parts) if parts else None, False
+            batch = build_step_batch([one], sampled, waves, plan.taps)
+            part = self._forward(batch, [row])
+            mx.eval(part.logits, *part.hidden.values(), *self.lane.arrays([row]))
+            parts.append(part)
+        return _Computed.joined(parts, plan.taps)
 
-    def _forward(
-        self, batch: StepBatch, rows: Sequence[PlannedRow]
-    ) -> tuple[mx.array | None, bool]:
+    def _forward(self, batch: StepBatch, rows: Sequence[PlannedRow]) -> _Computed:
         step = self.lane.prepare(batch, rows)
         replayed = self._replayed(batch, step)
         if replayed is not None:
-            return replayed
+            return _Computed(*replayed)
         context = step.context(batch)
         output = self._family.forward(self._model, batch, context)
         in_place = isinstance(context, PagedContext) and context.in_place
-        return output.logits, in_place
+        return _Computed(output.logits, in_place, output.hidden)
 
     def _replayed(self, batch: StepBatch, step: LaneStep) -> tuple[mx.array, bool] | None:
-        """Return what a trace makes of decode rows, None if there can be none."""
+        """Return the result of a trace of decode rows, None if there can be no trace."""
         if not isinstance(step, PagedStep) or not launch.builds_graphs():
             return None
         n = batch.num_decode_rows
@@ -222,7 +248,7 @@ def _draw(
     sampled, index = draw(logits, draws), 0
     for row in rows:
         if not row.drafts:
-            states[row.request].accept(sampled.tokens[index : index + 1])
+            states[row.request].accept(sampled.tokens, index)
         index += row.num_logits
     return sampled
 
@@ -243,4 +269,5 @@ def _row_input(row: PlannedRow, previous: Step | None) -> RowInput:
     if row.on_device:
         assert previous is not None
         source = previous.sources[row.request]
-    return RowInput(row.position, (*row.tokens, *row.drafts), source, row.num_logits)
+    ids = (*row.tokens, *row.drafts)
+    return RowInput(row.position, ids, source, row.num_logits, row.num_hidden)

@@ -190,7 +190,7 @@ class Stepper:
         """Give a request's tokens to its caller, up to the one that ends the answer."""
         job = self._jobs[row.request]
         if tokens and row.drafts:
-            job.state.accept(mx.array(tokens, mx.int32))
+            job.state.accept(mx.array(tokens, mx.int32), count=len(tokens))
         for token, logprob in zip(tokens, logprobs, strict=False):
             job.first_token_at = job.first_token_at or time.perf_counter()
             wanted = job.state.params.logprobs

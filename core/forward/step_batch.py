@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import attrs
 import mlx.core as mx
 
-from ..contract.forward import Segment, StepBatch, Wave
+from ..contract.forward import Segment, StepBatch, Tap, Wave
 
 
 @attrs.frozen
@@ -20,12 +20,14 @@ class RowInput:
         source: Index of that token among the previous step's sampled tokens; None if `ids`
             has all tokens.
         num_logits: How many of its last tokens want logits.
+        num_hidden: How many of its last tokens want hidden states.
     """
 
     position: int
     ids: Sequence[int]
     source: int | None = None
     num_logits: int = 1
+    num_hidden: int = 0
 
     @property
     def length(self) -> int:
@@ -67,13 +69,11 @@ def _positions(segments: Sequence[Segment], num_decode_rows: int) -> mx.array:
     return parts[0] if len(parts) == 1 else mx.concatenate(parts)
 
 
-def _logit_rows(rows: Sequence[RowInput], segments: Sequence[Segment]) -> mx.array:
+def _last_tokens(counts: Sequence[int], segments: Sequence[Segment]) -> mx.array:
+    """Return the indices of the last `counts[i]` tokens of each segment `i`."""
+    ends = [segment.start + segment.length for segment in segments]
     wanted = [
-        index
-        for segment, row in zip(segments, rows, strict=True)
-        for index in range(
-            segment.start + segment.length - row.num_logits, segment.start + segment.length
-        )
+        index for end, n in zip(ends, counts, strict=True) for index in range(end - n, end)
     ]
     return mx.array(wanted, mx.int32) if wanted else mx.zeros((0,), mx.int32)
 
@@ -82,6 +82,7 @@ def build_step_batch(
     rows: Sequence[RowInput],
     sampled: mx.array | None,
     waves: tuple[Wave, ...] | None = None,
+    taps: tuple[Tap, ...] = (),
 ) -> StepBatch:
     """Return the batch of a step.
 
@@ -90,6 +91,7 @@ def build_step_batch(
         sampled: The previous step's sampled tokens `[R]`, evaluated or not.
         waves: The waves, which cover the leading rows; None makes one of the leading rows
             with one token.
+        taps: Places whose hidden states are wanted.
     """
     waves = _decode_wave(rows) if waves is None else waves
     segments = _segments(rows)
@@ -99,7 +101,9 @@ def build_step_batch(
         positions=_positions(segments, waves[0].num_rows if decodes else 0),
         segments=segments,
         waves=waves,
-        logit_rows=_logit_rows(rows, segments),
+        logit_rows=_last_tokens([row.num_logits for row in rows], segments),
+        taps=taps,
+        hidden_rows=_last_tokens([row.num_hidden for row in rows], segments) if taps else None,
     )
 
 

@@ -88,15 +88,17 @@ class RowState:
             history = TokenHistory.of(vocab_size, prompt_tokens, output_tokens)
         return cls(params, seed, len(output_tokens), history)
 
-    def accept(self, tokens: mx.array) -> None:
+    def accept(self, tokens: mx.array, first: int = 0, count: int = 1) -> None:
         """Move on by tokens that are the request's next ones.
 
         Args:
-            tokens: `[n]` int32, evaluated or not.
+            tokens: `[R]` int32, evaluated or not.
+            first: Index of the request's first token among them.
+            count: How many of them are the request's.
         """
-        self.num_sampled += tokens.shape[0]
+        self.num_sampled += count
         if self.history is not None:
-            self.history = self.history.after(tokens)
+            self.history = self.history.after(tokens[first : first + count])
 
 
 @attrs.frozen(eq=False)

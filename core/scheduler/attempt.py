@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import attrs
 
+from ..contract.tap import Tap
 from ..ids import RequestId
 from .plan import PlannedRow, Preempted, StepPlan, wave_order
 from .request import Request
@@ -68,7 +69,9 @@ class Attempt:
         if span is not None:
             self.budget += span.length
 
-    def result(self, row_of: Callable[[Span], PlannedRow]) -> StepPlan:
+    def result(
+        self, row_of: Callable[[Span], PlannedRow], taps: tuple[Tap, ...] = ()
+    ) -> StepPlan:
         """Return the plan, its rows in the order that the executor wants."""
         rows = sorted(map(row_of, self._spans.values()), key=wave_order)
-        return StepPlan(tuple(rows), tuple(self.preempted), tuple(self.starved))
+        return StepPlan(tuple(rows), tuple(self.preempted), tuple(self.starved), taps)

@@ -8,6 +8,7 @@ from typing import Literal, TypeAlias
 
 import attrs
 
+from ..contract.tap import Tap
 from ..contract.wave import Wave
 from ..ids import BlockId, RequestId, SequenceId
 from ..structuring import strict_converter, structure
@@ -32,6 +33,7 @@ class PlannedRow:
         drafts: Proposals behind the known tokens.
         num_logits: How many of the last positions want logits: 0, or one for the last known
             token and one for each draft.
+        num_hidden: How many of the last positions want hidden states at the plan's taps.
         snapshot: Whether the recurrent state at the row's end is kept.
         blocks: Changes of the sequence's block tables, one entry a cache group.
     """
@@ -43,6 +45,7 @@ class PlannedRow:
     tokens: tuple[int, ...] = ()
     drafts: tuple[int, ...] = ()
     num_logits: int = 0
+    num_hidden: int = 0
     snapshot: SnapshotKind = "none"
     blocks: tuple[TableChanges, ...] = ()
 
@@ -90,11 +93,13 @@ class StepPlan:
         rows: The rows, in the order in which they are computed.
         preempted: Requests whose blocks were taken to make this plan possible.
         starved: Requests for which no block could be found although nothing else runs.
+        taps: Places in the model at which a drafter reads hidden states.
     """
 
     rows: tuple[PlannedRow, ...] = ()
     preempted: tuple[Preempted, ...] = ()
     starved: tuple[RequestId, ...] = ()
+    taps: tuple[Tap, ...] = ()
 
     @property
     def waves(self) -> tuple[Wave, ...]:

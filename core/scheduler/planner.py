@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..contract.tap import Tap
 from ..errors import CacheExhaustedError
 from ..settings import SchedulerSettings
 from .admission import Admission
@@ -30,6 +31,7 @@ class Planner:
         preemption: Preemption,
         block_size: int,
         row_exact: bool,
+        taps: tuple[Tap, ...],
     ) -> None:
         """Prepare for the steps of a scheduler; see `Scheduler` for the arguments."""
         self._settings = settings
@@ -41,6 +43,7 @@ class Planner:
         self._preemption = preemption
         self._block_size = block_size
         self._row_exact = row_exact
+        self._taps = taps
 
     def plan(self) -> StepPlan:
         """Return the rows of the next step and reserve their positions."""
@@ -55,7 +58,7 @@ class Planner:
                     self._plan_request(request, attempt, slices=slices)
         if not attempt.preempted:
             self._admit(attempt)
-        return attempt.result(self._row)
+        return attempt.result(self._row, self._taps)
 
     def _plan_request(self, request: Request, attempt: Attempt, *, slices: bool) -> None:
         """Plan the pending tokens of a request: as a slice, or as a row of a wave."""
@@ -110,6 +113,7 @@ class Planner:
             tokens=tuple(request.tokens[position:known_end]),
             drafts=request.drafts[: span.num_drafts],
             num_logits=1 + span.num_drafts if samples else 0,
+            num_hidden=span.length if self._taps else 0,
             snapshot=self._snapshot(request, samples=samples and not span.num_drafts),
             blocks=self._cache.take_table_changes(sequence),
         )

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import attrs
 
+from ..contract.tap import Tap
 from ..errors import ContextLengthExceededError
 from ..settings import SchedulerSettings
 from .admission import Admission
@@ -43,6 +44,7 @@ class Scheduler:
         row_exact: bool = False,
         counters: SchedulerCounters | None = None,
         cold: ColdPort | None = None,
+        taps: tuple[Tap, ...] = (),
     ) -> None:
         """Make an empty scheduler.
 
@@ -55,6 +57,7 @@ class Scheduler:
                 request's slices do not depend on its neighbours.
             counters: Counts to add to, when others add to them too.
             cold: Prefixes on disk; None without a cold tier.
+            taps: Places in the model whose hidden states a drafter reads, for every token.
         """
         self.counters = counters or SchedulerCounters()
         self._cache = cache
@@ -73,6 +76,7 @@ class Scheduler:
             preemption=self._preemption,
             block_size=block_size,
             row_exact=row_exact,
+            taps=taps,
         )
 
     # -- arrivals and departures ----------------------------------------------------------

@@ -20,7 +20,14 @@ from neve.contract.cache_spec import (
     StateTensor,
     layer_routes,
 )
-from neve.contract.forward import ForwardContext, ForwardOutput, Scoring, State, StepBatch
+from neve.contract.forward import (
+    FINAL,
+    ForwardContext,
+    ForwardOutput,
+    Scoring,
+    State,
+    StepBatch,
+)
 from neve.engine import runner
 from neve.engine.lanes import FlatLane, Lane, PagedLane
 from neve.engine.runner import Runner, Step
@@ -73,7 +80,8 @@ class ToyFamily:
             else:
                 x = mx.tanh(x + context.scan(layer, (x,), decaying_sum))
         wanted = batch.logit_rows.shape[0] > 0
-        return ForwardOutput(x[batch.logit_rows] @ self._head if wanted else None)
+        hidden = {} if batch.hidden_rows is None else {FINAL: x[batch.hidden_rows]}
+        return ForwardOutput(x[batch.logit_rows] @ self._head if wanted else None, hidden)
 
 
 def paged(layout: CacheLayout, num_blocks: int) -> PagedLane:
@@ -276,3 +284,35 @@ def test_states_are_evaluated_with_their_step(make_bench: Callable[..., Bench]) 
     assert lane.arrays([]) == lane.states.arrays() != []
     lane.reset()
     assert lane.arrays([]) == []
+
+
+@pytest.mark.parametrize("make_lane", [paged, flat])
+@pytest.mark.parametrize("row_exact", [False, True])
+def test_a_step_brings_the_hidden_states_that_its_plan_asks_for(
+    make_lane: Callable[[CacheLayout, int], Lane], row_exact: bool
+) -> None:
+    """ST-1: taps are part of the plan; every token of a step has its hidden state."""
+    layout = LAYOUTS["hybrid"]
+    lane, family = make_lane(layout, 65), cast("Any", ToyFamily(layout))
+    scheduler = Scheduler(
+        SchedulerSettings(max_num_seqs=4),
+        lane.cache,
+        max_context=MAX_CONTEXT,
+        block_size=BLOCK_SIZE,
+        row_exact=row_exact,
+        taps=(FINAL,),
+    )
+    bench = Bench(
+        lane, scheduler, Runner(family, nn.Module(), layout, lane, row_exact=row_exact)
+    )
+    for prompt in ([1, 2, 3, 4, 5], [7, 8]):
+        bench.submit(prompt, 2)
+    bench.step()
+    step = bench.previous
+    assert step is not None
+    alone = Runner(family, nn.Module(), layout, flat(layout, 2), row_exact=False)
+    logits = [alone.evaluate(row.tokens) for row in step.plan.rows]
+
+    assert [row.num_hidden for row in step.plan.rows] == [5, 2]
+    hidden = step.hidden[FINAL] @ family._head
+    assert mx.allclose(hidden, mx.concatenate(logits), atol=1e-5).item()

@@ -54,7 +54,7 @@ def sample(logits: mx.array, rows: list[RowState]) -> SampledRows:
     """Draw one token a row and accept it, as a step of decode rows does."""
     sampled = draw(logits, [Draw(row) for row in rows])
     for i, row in enumerate(rows):
-        row.accept(sampled.tokens[i : i + 1])
+        row.accept(sampled.tokens, i)
     return sampled
 
 
@@ -391,7 +391,7 @@ def test_a_verified_position_gets_the_token_of_plain_decoding(
     drawn = listed(draw(mx.stack(steps[1:]), draws).tokens)
 
     assert drawn == tokens[1:]
-    row.accept(mx.array(accepted(drafts, drawn)))
+    row.accept(mx.array(accepted(drafts, drawn)), count=5)
     assert row.num_sampled == plain.num_sampled
     if plain.history is not None:
         assert row.history is not None
