@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 EXTRA := $(if $(filter Linux,$(shell uname -s)),[cpu])
 FAMILIES := $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml examples/*/pyproject.toml))
 
-.PHONY: demo test gpu lint types imports bench
+.PHONY: demo test test-reference gpu lint types imports bench
 
 demo: .venv/runs
 	$(BIN)/neve demo --restart checkpoints/lfm2
@@ -14,6 +14,9 @@ demo: .venv/runs
 # as many workers as processors, so one BLAS thread in each
 test: .venv/develops
 	OPENBLAS_NUM_THREADS=1 $(BIN)/pytest -n auto
+
+# with mlx-lm and transformers beside neve, whose answers some tests compare
+test-reference: .venv/compares test
 
 # on a Mac, or after `make gpu 'EXTRA=[cuda]'` beside an NVIDIA card; elsewhere all is skipped
 gpu: .venv/develops

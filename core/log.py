@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import logging
 import sys
+import traceback
+from pathlib import Path
 from typing import Any
 
 import structlog
+
+from .errors import shown
 
 EVENTS = frozenset(
     {
@@ -69,3 +73,15 @@ def configure_if_unset() -> None:
 def get_logger(room: str) -> Any:
     """Return a logger bound to a room; make one per object or module, not per call."""
     return structlog.get_logger(room=room)
+
+
+def origin(error: BaseException) -> str:
+    """Return an error's first cause, with the file, line and function that raised the cause."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    text = f"{type(error).__name__}: {shown(error)}"
+    frames = traceback.extract_tb(error.__traceback__)
+    if not frames:
+        return text
+    last = frames[-1]
+    return f"{text}, at {Path(last.filename)}:{last.lineno} in {last.name}"

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import traceback
-from pathlib import Path
-
 from ..errors import NeveError, SettingsError, WeightError
 
 _MAX_SHOWN = 10
@@ -38,15 +35,3 @@ def _lines(items: tuple[str, ...]) -> list[str]:
     shown = [f"  {item}" for item in items[:_MAX_SHOWN]]
     more = len(items) - _MAX_SHOWN
     return [*shown, f"  and {more} more"] if more > 0 else shown
-
-
-def origin(error: BaseException) -> str:
-    """Return an error's first cause, with the file, line and function in which it arose."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    text = f"{type(error).__name__}: {error}"
-    frames = traceback.extract_tb(error.__traceback__)
-    if not frames:
-        return text
-    last = frames[-1]
-    return f"{text}, at {Path(last.filename)}:{last.lineno} in {last.name}"

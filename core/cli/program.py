@@ -8,6 +8,7 @@ import click
 
 from ..errors import NeveError, RequestError, SettingsError
 from ..interrupts import INTERRUPTED
+from ..log import origin
 from .bench import bench
 from .cache.command import cache
 from .certify import certify
@@ -15,7 +16,7 @@ from .chat import chat
 from .demo.command import demo
 from .doctor.command import doctor
 from .families import families
-from .faults import error_text, origin
+from .faults import error_text
 from .generate import generate
 from .options import VERBOSE, verbose_option
 from .output import note

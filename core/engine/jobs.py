@@ -10,12 +10,12 @@ import attrs
 
 from ..errors import NonFiniteLogitsError
 from ..ids import RequestId
-from ..log import get_logger
+from ..log import get_logger, origin
 from ..sampling.sampler import RowState
 from ..scheduler.request import Request, RequestStatus
 from .completion import CacheReport, Completion, Timings, Usage
 from .core import Core, ModelInfo
-from .endings import request_error, run_all, said, step_error
+from .endings import request_error, run_all, step_error
 from .faults import Faults
 from .handles import Handle
 from .output import RequestOutput
@@ -130,7 +130,7 @@ class Jobs:
         Raises:
             BaseException: The error, if there is no request that it could belong to.
         """
-        self._log.error("engine.step.failed", error=said(error))
+        self._log.error("engine.step.failed", error=origin(error))
         jobs = list(self)
         if not jobs:
             raise error

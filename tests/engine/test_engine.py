@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -154,7 +155,9 @@ def test_close_from_several_threads(load):
 
 
 @pytest.mark.parametrize("fails_at", [0, 1, 4])
-def test_broken_forward_fails_its_turns_and_nobody_elses(load, goldens, monkeypatch, fails_at):
+def test_broken_forward_fails_its_turns_and_nobody_elses(
+    load, goldens, monkeypatch, fails_at, logged
+):
     """A raise in a family's forward ends the step; later requests are served, exactly."""
     model = load(max_num_seqs=2)
     real, calls = type(model.info.family).forward, iter(range(1000))
@@ -172,6 +175,8 @@ def test_broken_forward_fails_its_turns_and_nobody_elses(load, goldens, monkeypa
 
     assert 1 <= len(failed) <= 2
     assert all("planted" in sentence for sentence in failed)
+    (said,) = [e["error"] for e in logged if e["event"] == "engine.step.failed"]
+    assert re.search(r"^RuntimeError: planted, at .*test_engine\.py:\d+ in forward$", said)
     for prompt, handle, error in zip(prompts, handles, errors, strict=True):
         if error is None:
             assert list(handle.result().tokens) == prompt["f32"]["tokens"][:30]
