@@ -16,15 +16,16 @@ from neve.coldtier.objects.format import KvGeometry, encode, encode_tokens, kv_l
 from neve.coldtier.objects.keys import ObjectName
 from neve.coldtier.stats import Counters
 from neve.coldtier.store.store import ColdStore, StoreLimits
+from neve.contract.page_format import keys_and_values
 from neve.ids import ColdKey, Fingerprint
 
 from .figures import Figure, bounded, seconds
 
 GEOMETRIES = [
-    KvGeometry(16, 24, 2, 64, 64, "BF16"),  # 198 KB
-    KvGeometry(16, 10, 4, 128, 128, "BF16"),  # 330 KB
-    KvGeometry(16, 22, 4, 128, 128, "BF16"),  # 0.74 MB
-    KvGeometry(16, 28, 8, 128, 128, "BF16"),  # 1.84 MB
+    KvGeometry(16, 24, keys_and_values(2, 64, 64), "BF16"),  # 198 KB
+    KvGeometry(16, 10, keys_and_values(4, 128, 128), "BF16"),  # 330 KB
+    KvGeometry(16, 22, keys_and_values(4, 128, 128), "BF16"),  # 0.74 MB
+    KvGeometry(16, 28, keys_and_values(8, 128, 128), "BF16"),  # 1.84 MB
 ]
 STEPS = ("checksum", "create", "write", "fsync", "rename", "fsync of the folder")
 ROUNDS = 40

@@ -182,9 +182,9 @@ class CacheLayout:
         return self.states[route.group]
 
     def block_bytes(self, group: int, block_size: int, itemsize: int) -> int:
-        """Bytes of one block of `group`: all its layers, keys and values."""
-        elements = self.groups[group].token_elements() * block_size
-        return elements * self.num_group_layers(group) * itemsize
+        """Bytes of one block of `group`: a page of each of its layers."""
+        page_bytes = self.groups[group].page_format.num_bytes(block_size, itemsize)
+        return page_bytes * self.num_group_layers(group)
 
     def state_bytes(self, itemsize: int) -> int:
         """Bytes of one sequence's state: all recurrent layers."""

@@ -7,13 +7,12 @@ keeps a state of fixed size, the sum of all positions so far.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 
 import attrs
 from attrs import validators
 
-DTYPE_BYTES: Mapping[str, int] = {"float32": 4, "float16": 2, "bfloat16": 2}
-"""Dtypes that a state may insist on -> bytes of an element."""
+from .dtypes import DTYPE_BYTES as DTYPE_BYTES
+from .page_format import PageFormat, keys_and_values
 
 
 def _value_dim(spec: AttentionSpec) -> int:
@@ -42,9 +41,14 @@ class AttentionSpec:
         """Positions that a token sees, its own included; None for all of them."""
         return None
 
+    @property
+    def page_format(self) -> PageFormat:
+        """The arrays that a page of one layer consists of."""
+        return keys_and_values(self.kv_heads, self.head_dim, self.value_dim)
+
     def token_elements(self) -> int:
-        """Elements that one token takes in one layer, keys and values together."""
-        return self.kv_heads * (self.head_dim + self.value_dim)
+        """Elements that one token takes in one layer, all planes of a page together."""
+        return self.page_format.token_elements
 
     def first_visible(self, position: int) -> int:
         """Return the first position that a token at `position` sees."""

@@ -10,12 +10,13 @@ import attrs
 from attrs import validators
 
 from .cache_spec import CacheLayout, Recurrent
+from .dtypes import DTYPE_BYTES
 from .layer_spec import SlidingWindow
 
 SIDECAR_GROUPS = frozenset({"gdn_state", "conv_state", "sliding_window", "ssm_state"})
 """The name spaces of sidecars."""
 
-SIDECAR_ITEMSIZES: Mapping[str, int] = {"float32": 4, "float16": 2, "bfloat16": 2}
+SIDECAR_ITEMSIZES: Mapping[str, int] = DTYPE_BYTES
 """Dtype -> bytes of an element."""
 
 MAX_TENSORS = 16
@@ -182,8 +183,8 @@ def window_policy(
         raise ValueError(f"a sidecar holds one kind of window, the layout has {specs}")
     (spec,), (group,) = specs, layout.windows
     tensors = [
-        SidecarTensor(name, (1, spec.kv_heads, spec.window, width), dtype)
-        for name, width in (("keys", spec.head_dim), ("values", spec.value_dim))
+        SidecarTensor(plane.name, (1, *plane.shape(spec.window)), plane.dtype or dtype)
+        for plane in spec.page_format.planes
     ]
     entries = SidecarLayout(layout.num_group_layers(group), tensors)
     return SidecarPolicy("sliding_window", entries, TOKEN_AXIS, anchors)

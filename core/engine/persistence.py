@@ -21,7 +21,7 @@ from ..coldtier.admission.evidence import (
 )
 from ..coldtier.inspection.handle import limits_of
 from ..coldtier.objects.fingerprint import FingerprintComponents, geometry
-from ..coldtier.objects.format import KvGeometry
+from ..coldtier.objects.geometry import KvGeometry
 from ..coldtier.stats import Counters
 from ..coldtier.store.location import default_root
 from ..coldtier.store.store import ColdStore
@@ -37,8 +37,6 @@ from ..telemetry.trace import Trace
 from .cold import EngineCold
 from .identification import Identification
 from .lanes import PagedLane
-
-_DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 
 
 @attrs.frozen(kw_only=True)
@@ -182,7 +180,7 @@ def open_cold(
         return PersistDecision(False, str(error))
     tier = ColdTier(
         store,
-        _kv_geometry(subject),
+        KvGeometry.of(subject.layout, subject.block_size, subject.dtype),
         CaptureBudget(
             settings.cold_capture_blocks_per_turn, settings.cold_capture_budget_ms / 1e3
         ),
@@ -201,17 +199,4 @@ def open_cold(
         may_spill=may_spill and subject.policy is None,
         identity=identity,
         drain_timeout_s=settings.cold_drain_timeout_s,
-    )
-
-
-def _kv_geometry(subject: Subject) -> KvGeometry:
-    group = subject.layout.primary
-    spec = subject.layout.groups[group]
-    return KvGeometry(
-        block_size=subject.block_size,
-        num_layers=subject.layout.num_group_layers(group),
-        kv_heads=spec.kv_heads,
-        head_dim=spec.head_dim,
-        v_head_dim=spec.value_dim,
-        dtype=_DTYPES[subject.dtype],
     )

@@ -40,8 +40,9 @@ class LayerPool:
         self._num_layers = num_layers
         self._dtype = dtype
         self._plain_dtype = np.uint16 if dtype.size == 2 else np.uint32
-        self._key_shape = (spec.kv_heads, block_size, spec.head_dim)
-        self._value_shape = (spec.kv_heads, block_size, spec.value_dim)
+        planes = spec.page_format.planes
+        self._heads, self._block_size = planes[0].heads, block_size
+        self._shapes = [plane.shape(block_size) for plane in planes]
         # kept between restores: memory that is touched for the first time costs as much again
         self._staging = np.empty((0, 0), self._plain_dtype)
         self.clear()
@@ -52,8 +53,8 @@ class LayerPool:
         Not by garbage: a masked slot still enters a product, with weight 0.
         """
         token = mx.zeros((1,), mx.int32)
-        parts = (self._zeros(self._key_shape), self._zeros(self._value_shape))
-        self.group = GroupPages(*parts, token)
+        keys, values = (self._zeros(shape) for shape in self._shapes)
+        self.group = GroupPages(keys, values, token)
         mx.eval(self.arrays())
 
     def _zeros(self, shape: tuple[int, ...]) -> list[mx.array]:
@@ -86,12 +87,11 @@ class LayerPool:
             blocks: Block of each token `[T]`, int32.
             offsets: Offset of each token in its block `[T]`, int32.
         """
-        heads, block_size, _ = self._key_shape
-        return token_rows(blocks, offsets, heads, block_size)
+        return token_rows(blocks, offsets, self._heads, self._block_size)
 
     def pages(self, tables: mx.array) -> mx.array:
         """Return where the blocks of `tables [N, M]` lie, for `gather`; for all layers."""
-        return page_rows(tables, self._key_shape[0])
+        return page_rows(tables, self._heads)
 
     def write(self, ordinal: int, k: mx.array, v: mx.array, slots: mx.array) -> None:
         """Write keys `[T, Hk, D]` and values `[T, Hk, Dv]` to their slots, in place.
@@ -154,13 +154,13 @@ class LayerPool:
             self._staging = np.empty((len(blocks), rows[0].size), self._plain_dtype)
         staged = np.stack(rows, out=self._staging[: len(blocks)])
         pages = mx.array(staged).view(self._dtype)
-        shapes = [self._key_shape, self._value_shape] * self._num_layers
+        shapes = self._shapes * self._num_layers
         ends = list(itertools.accumulate(math.prod(shape) for shape in shapes))
         parts = mx.split(pages, ends[:-1], axis=1)
         return [part.reshape(-1, *shape) for part, shape in zip(parts, shapes, strict=True)]
 
     def _by_layer(self) -> list[mx.array]:
-        """Return keys and values of each layer in request; do not keep them."""
+        """Return keys and values of each layer in turn; do not keep them."""
         pairs = zip(self.group.keys, self.group.values, strict=True)
         return [array for pair in pairs for array in pair]
 

@@ -21,6 +21,7 @@ from neve.coldtier.stats import Counters
 from neve.coldtier.store.directory import FORMAT
 from neve.coldtier.store.quota import StoreLimits
 from neve.coldtier.store.store import ColdStore
+from neve.contract.page_format import keys_and_values
 from neve.ids import ColdKey, Fingerprint
 
 CHECKPOINT = str(Path(__file__).parents[2] / "checkpoints" / "qwen3")
@@ -81,7 +82,7 @@ class Folders:
         """Write a few objects into the store, and a bundle of them beside it."""
         opened = ColdStore.open(self.store / FORMAT, StoreLimits(min_free_bytes=0), Counters())
         payload = [encode_tokens([7] * 4), bytes(32), bytes(32)]
-        layout = kv_layout(KvGeometry(4, 1, 1, 2, 2, "F32"))
+        layout = kv_layout(KvGeometry(4, 1, keys_and_values(1, 2, 2), "F32"))
         for i in range(3):
             name = ObjectName(ColdKey(hashlib.sha256(bytes([i])).digest()), ColdGroup.KV)
             parts = encode(name, Fingerprint(b"\xa1" * 32), layout, payload)

@@ -16,12 +16,13 @@ from neve.coldtier.tier import ColdTier
 from neve.coldtier.transfer.capture import CaptureBudget, StateOffer, StopReason
 from neve.coldtier.transfer.ticket import ReadRequest, Ticket
 from neve.coldtier.transfer.walk import RestorePlan
+from neve.contract.page_format import keys_and_values
 from neve.contract.sidecar import SidecarLayout, SidecarPolicy, SidecarTensor
 from neve.ids import SHARED_DOMAIN, ColdKey, Fingerprint, SaltDomain
 
 SECONDS = 20.0  # none of the tests takes that long unless something is stuck
 SIZE = 4
-GEOMETRY = KvGeometry(SIZE, 2, 1, 8, 4, "F32")
+GEOMETRY = KvGeometry(SIZE, 2, keys_and_values(1, 8, 4), "F32")
 PAGE_BYTES = (SIZE * 8 * 4, SIZE * 4 * 4) * 2
 BLOCK_BYTES = kv_layout(GEOMETRY).payload_bytes
 FILE_BYTES = kv_layout(GEOMETRY).max_bytes

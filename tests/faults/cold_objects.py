@@ -20,6 +20,7 @@ from neve.coldtier.objects.keys import ColdGroup, ObjectName, object_key
 from neve.coldtier.store.store import ColdStore
 from neve.coldtier.transfer.reader import read_object
 from neve.coldtier.transfer.ticket import ReadRequest
+from neve.contract.page_format import keys_and_values
 from neve.ids import ColdKey, Fingerprint
 
 MODEL = Fingerprint(hashlib.sha256(b"a model").digest())
@@ -82,8 +83,8 @@ class ColdObjects:
         return None if isinstance(payload, str) else [bytes(view) for view in payload]
 
 
-SMALL = ColdObjects(KvGeometry(4, 2, 2, 8, 8, "F16"))
+SMALL = ColdObjects(KvGeometry(4, 2, keys_and_values(2, 8, 8), "F16"))
 """2 KB: the header is most of it."""
 
-LARGE = ColdObjects(KvGeometry(16, 6, 4, 32, 32, "F16"))
+LARGE = ColdObjects(KvGeometry(16, 6, keys_and_values(4, 32, 32), "F16"))
 """50 KB: more than one page of the file system."""

@@ -12,6 +12,7 @@ import attrs
 from attrs import validators
 
 from ...contract.cache_spec import CacheLayout
+from ...contract.page_format import PageFormat
 from ...ids import Fingerprint
 
 FORMAT = "neve-cold-v1"
@@ -38,23 +39,34 @@ class GroupGeometry:
 
     Attributes:
         num_layers: Layers that own storage in the group.
-        kv_heads: Key and value heads of each.
-        head_dim: Width of a key, in elements.
-        v_head_dim: Width of a value, in elements.
+        page: Planes of a layer's page.
     """
 
     num_layers: int = attrs.field(validator=validators.ge(1))
-    kv_heads: int = attrs.field(validator=validators.ge(1))
-    head_dim: int = attrs.field(validator=validators.ge(1))
-    v_head_dim: int = attrs.field(validator=validators.ge(1))
+    page: PageFormat
+
+    def parts(self) -> Iterator[tuple[str, bytes]]:
+        """Yield tag and payload of each part of the encoding.
+
+        A page of keys and values alone is three numbers, as in the fingerprints of stores
+        that exist.
+        """
+        plain = self.page.plain
+        if plain is not None:
+            yield "group", _numbers(self.num_layers, *plain)
+            return
+        yield "group", _numbers(self.num_layers)
+        yield "num_planes", _numbers(len(self.page.planes))
+        for plane in self.page.planes:
+            yield "plane", _text(plane.name)
+            yield "shape", _numbers(plane.heads, plane.dim)
+            yield "dtype", _text(plane.dtype or "")
 
 
 def geometry(layout: CacheLayout) -> tuple[GroupGeometry, ...]:
     """Return the geometry of a layout's groups, in their order."""
     return tuple(
-        GroupGeometry(
-            layout.num_group_layers(index), spec.kv_heads, spec.head_dim, spec.value_dim
-        )
+        GroupGeometry(layout.num_group_layers(index), spec.page_format)
         for index, spec in enumerate(layout.groups)
     )
 
@@ -129,7 +141,7 @@ def _parts(components: FingerprintComponents) -> Iterator[tuple[str, bytes]]:
     yield "block_size", _numbers(components.block_size)
     yield "num_groups", _numbers(len(components.groups))
     for group in components.groups:
-        yield "group", _numbers(*attrs.astuple(group))
+        yield from group.parts()
     yield "cache_dtype", _text(components.cache_dtype)
     yield "compute_dtype", _text(components.compute_dtype)
 

@@ -23,10 +23,11 @@ from neve.coldtier.stats import Counters
 from neve.coldtier.store.directory import FORMAT
 from neve.coldtier.store.quota import StoreLimits
 from neve.coldtier.store.store import ColdStore
+from neve.contract.page_format import keys_and_values
 from neve.ids import ColdKey, Fingerprint
 
 ALICE, BOB = Fingerprint(b"\xa1" * 32), Fingerprint(b"\xb0" * 32)
-BLOCK = kv_layout(KvGeometry(4, 1, 1, 2, 2, "F32"))
+BLOCK = kv_layout(KvGeometry(4, 1, keys_and_values(1, 2, 2), "F32"))
 STATE = ObjectLayout(ColdGroup.CONV_STATE, [TensorSpec("layer.0.conv", "BF16", (2,))])
 USED_NS = 1_700_000_000 * 10**9
 SECRET = 7777

@@ -22,11 +22,12 @@ from neve.coldtier.objects.format import (
     sidecar_layout,
 )
 from neve.coldtier.objects.keys import ColdGroup
+from neve.contract.page_format import keys_and_values
 from neve.contract.sidecar import SidecarLayout, SidecarPolicy, SidecarTensor
 from neve.ids import Fingerprint, SaltDomain
 
 SIZE = 4
-LAYOUT = kv_layout(KvGeometry(SIZE, 1, 1, 2, 2, "F32"))
+LAYOUT = kv_layout(KvGeometry(SIZE, 1, keys_and_values(1, 2, 2), "F32"))
 POLICY = SidecarPolicy("conv_state", SidecarLayout(1, [SidecarTensor("conv", (2,), "float32")]))
 TOKENS = list(range(100, 118))  # four whole blocks and a half
 PREFIX = Prefix(tokens=TOKENS, fingerprint=Fingerprint(b"f" * 32), block_size=SIZE)

@@ -18,10 +18,11 @@ from neve.coldtier.objects.format import KvGeometry, encode, encode_tokens, kv_l
 from neve.coldtier.objects.header import ObjectLayout, TensorSpec
 from neve.coldtier.objects.keys import ColdChain, ColdGroup, ObjectName
 from neve.coldtier.store.index import DEPTH_NS
+from neve.contract.page_format import keys_and_values
 from neve.ids import ColdKey, Fingerprint
 
 ALICE, BOB = Fingerprint(b"\xa1" * 32), Fingerprint(b"\xb0" * 32)
-LAYOUT = kv_layout(KvGeometry(4, 1, 1, 2, 2, "F32"))
+LAYOUT = kv_layout(KvGeometry(4, 1, keys_and_values(1, 2, 2), "F32"))
 STATE = ObjectLayout(ColdGroup.CONV_STATE, [TensorSpec("layer.0.conv", "BF16", (2,))])
 
 

@@ -8,10 +8,11 @@ from neve.coldtier.objects.claims import HEAD_BYTES, Link, link_of
 from neve.coldtier.objects.format import encode, encode_tokens, sidecar_layout
 from neve.coldtier.objects.geometry import KvGeometry, kv_layout
 from neve.coldtier.objects.keys import ROOT, ColdGroup, ObjectName
+from neve.contract.page_format import keys_and_values
 from neve.contract.sidecar import SidecarLayout, SidecarTensor
 from neve.ids import ColdKey, Fingerprint
 
-GEOMETRY = KvGeometry(4, 1, 1, 2, 2, "F32")
+GEOMETRY = KvGeometry(4, 1, keys_and_values(1, 2, 2), "F32")
 NAME = ObjectName(ColdKey(b"k" * 32))
 AFTER = ColdKey(b"a" * 32)
 STATES = [group for group in ColdGroup if group is not ColdGroup.KV]

@@ -20,9 +20,10 @@ from neve.coldtier.objects.fingerprint import (
     fingerprint,
     geometry,
 )
-from neve.contract.cache_spec import FullAttention, layer_routes
+from neve.contract.cache_spec import FullAttention, SlidingWindow, layer_routes
+from neve.contract.page_format import PageFormat, Plane, keys_and_values
 
-GROUP = GroupGeometry(num_layers=4, kv_heads=2, head_dim=64, v_head_dim=64)
+GROUP = GroupGeometry(4, keys_and_values(2, 64))
 COMPONENTS = FingerprintComponents(
     family="qwen3",
     family_state_version=1,
@@ -58,6 +59,17 @@ json_values = st.recursive(
 configs = st.dictionaries(st.text(max_size=4), json_values, max_size=4)
 short = st.text(alphabet="ab,:", max_size=3)
 counts = st.integers(1, 12)
+planes = st.builds(
+    Plane,
+    st.sampled_from(["keys", "values", "scales"]),
+    counts,
+    counts,
+    st.sampled_from([None, "float32"]),
+)
+pages = st.builds(keys_and_values, counts, counts, counts) | st.builds(
+    PageFormat,
+    st.lists(planes, min_size=1, max_size=3, unique_by=lambda plane: plane.name),
+)
 components = st.builds(
     FingerprintComponents,
     family=short,
@@ -66,7 +78,7 @@ components = st.builds(
     config=st.dictionaries(short, counts | short | st.booleans() | st.none(), max_size=2),
     weights=st.sampled_from([bytes(32), bytes(range(32))]),
     block_size=counts,
-    groups=st.lists(st.builds(GroupGeometry, counts, counts, counts, counts), max_size=2),
+    groups=st.lists(st.builds(GroupGeometry, counts, pages), max_size=2),
     cache_dtype=short,
     compute_dtype=short,
     state_version=counts,
@@ -97,11 +109,17 @@ def test_any_change_of_a_component_changes_it(field: str) -> None:
     assert fingerprint(changed) != fingerprint(COMPONENTS)
 
 
-@pytest.mark.parametrize("field", [field.name for field in attrs.fields(GroupGeometry)])
-def test_any_change_of_a_group_changes_it(field: str) -> None:
+@pytest.mark.parametrize(
+    "changed",
+    [
+        GroupGeometry(3, keys_and_values(2, 64)),
+        GroupGeometry(4, keys_and_values(3, 64)),
+        GroupGeometry(4, keys_and_values(2, 3, 64)),
+        GroupGeometry(4, keys_and_values(2, 64, 3)),
+    ],
+)
+def test_any_change_of_a_group_changes_it(changed: GroupGeometry) -> None:
     """CT-4: each number of a group's geometry has an effect."""
-    changed = attrs.evolve(GROUP, **{field: 3})
-
     assert fingerprint(attrs.evolve(COMPONENTS, groups=(changed,))) != fingerprint(COMPONENTS)
 
 
@@ -122,8 +140,8 @@ def test_unequal_components_have_unequal_encodings(
         ({"family": "a", "model_type": "bc"}, {"family": "ab", "model_type": "c"}),
         ({"cache_dtype": "a", "compute_dtype": ""}, {"cache_dtype": "", "compute_dtype": "a"}),
         (
-            {"groups": (GroupGeometry(1, 12, 1, 1),)},
-            {"groups": (GroupGeometry(11, 2, 1, 1),)},
+            {"groups": (GroupGeometry(1, keys_and_values(12, 1)),)},
+            {"groups": (GroupGeometry(11, keys_and_values(2, 1)),)},
         ),
         ({"family_state_version": 12, "block_size": 1}, {"family_state_version": 1}),
         ({"family": "\ud800"}, {"family": "?"}),
@@ -225,6 +243,50 @@ def test_the_geometry_of_a_layout() -> None:
     narrow, wide = FullAttention(1, 64), FullAttention(2, 128, v_head_dim=96)
 
     assert geometry(layer_routes([narrow, wide, narrow])) == (
-        GroupGeometry(2, 1, 64, 64),
-        GroupGeometry(1, 2, 128, 96),
+        GroupGeometry(2, keys_and_values(1, 64)),
+        GroupGeometry(1, keys_and_values(2, 128, 96)),
     )
+
+
+def test_the_fingerprint_of_a_known_layout_stays() -> None:
+    """CT-4: a store that an earlier release wrote is found again, down to the last bit."""
+    narrow, wide = FullAttention(1, 64), FullAttention(2, 128, v_head_dim=96)
+    layout = layer_routes([narrow, wide, narrow, SlidingWindow(64, 1, 32)])
+    known = FingerprintComponents(
+        family="f",
+        family_state_version=3,
+        model_type="m",
+        config={"a": 1},
+        weights=bytes(range(32)),
+        block_size=16,
+        groups=geometry(layout),
+        cache_dtype="bfloat16",
+        compute_dtype="bfloat16",
+    )
+
+    assert fingerprint(known).hex() == (
+        "d0c0a1d6eb20156d452f3312a0c497e840748fbaef59bee210be4615b47dc2f8"
+    )
+
+
+KEYS, VALUES, SCALES = Plane("keys", 2, 64), Plane("values", 2, 64), Plane("scales", 2, 1)
+
+
+def test_any_change_of_a_plane_changes_it() -> None:
+    """CT-4: names, order, heads, widths and dtypes of all planes tell models apart."""
+    pages = [
+        (KEYS, VALUES),
+        (VALUES, KEYS),
+        (KEYS, VALUES, SCALES),
+        (KEYS, SCALES, VALUES),
+        (KEYS, VALUES, attrs.evolve(SCALES, name="norms")),
+        (KEYS, VALUES, attrs.evolve(SCALES, heads=1)),
+        (KEYS, VALUES, attrs.evolve(SCALES, dim=2)),
+        (KEYS, VALUES, attrs.evolve(SCALES, dtype="float32")),
+        (KEYS, attrs.evolve(VALUES, dtype="float32")),
+        (attrs.evolve(KEYS, heads=1), VALUES),
+    ]
+    groups = [GroupGeometry(4, PageFormat(planes)) for planes in pages]
+    prints = [fingerprint(attrs.evolve(COMPONENTS, groups=(group,))) for group in groups]
+
+    assert len(set(prints)) == len(pages)

@@ -24,11 +24,12 @@ from neve.coldtier.objects.format import (
 )
 from neve.coldtier.objects.header import header_template
 from neve.coldtier.objects.keys import ColdGroup, ObjectName
+from neve.contract.page_format import PageFormat, Plane, keys_and_values
 from neve.contract.sidecar import SidecarLayout, SidecarTensor
 from neve.errors import ObjectRejectedError
 from neve.ids import ColdKey, Fingerprint
 
-GEOMETRY = KvGeometry(4, 2, 2, 8, 6, "BF16")
+GEOMETRY = KvGeometry(4, 2, keys_and_values(2, 8, 6), "BF16")
 LAYOUT = kv_layout(GEOMETRY)
 NAME = ObjectName(ColdKey(bytes(range(32))))
 OTHER = ObjectName(ColdKey(bytes(range(1, 33))))
@@ -58,9 +59,7 @@ geometries = st.builds(
     KvGeometry,
     block_size=st.integers(1, 32),
     num_layers=st.integers(1, 8),
-    kv_heads=st.integers(1, 4),
-    head_dim=st.integers(1, 16),
-    v_head_dim=st.integers(1, 16),
+    page=st.builds(keys_and_values, st.integers(1, 4), st.integers(1, 16), st.integers(1, 16)),
     dtype=st.sampled_from(["F32", "F16", "BF16"]),
 )
 
@@ -129,7 +128,7 @@ def test_every_bit_of_a_small_object_counts() -> None:
 
 def test_random_flips_in_a_large_object() -> None:
     """CT-3: another byte at any of 2,000 places is a rejection, with tokens or without."""
-    layout = kv_layout(KvGeometry(16, 8, 2, 32, 32, "F16"))
+    layout = kv_layout(KvGeometry(16, 8, keys_and_values(2, 32, 32), "F16"))
     tokens = range(16)
     data = bytearray(make(layout=layout, payload=make_payload(layout, tokens)))
     rng = random.Random(3)
@@ -185,8 +184,9 @@ def test_another_model() -> None:
     [
         {"num_layers": 1},
         {"num_layers": 9},
-        {"kv_heads": 1, "head_dim": 16, "v_head_dim": 12},  # as many bytes
-        {"head_dim": 6, "v_head_dim": 8},
+        {"page": keys_and_values(1, 16, 12)},  # as many bytes
+        {"page": keys_and_values(2, 6, 8)},
+        {"page": PageFormat([Plane("values", 2, 8), Plane("keys", 2, 6)])},
         {"dtype": "F16"},
         {"dtype": "F32"},
     ],

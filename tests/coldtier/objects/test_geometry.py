@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import hashlib
+
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -7,8 +9,10 @@ from safetensors import safe_open
 
 from neve.coldtier.objects.format import encode
 from neve.coldtier.objects.geometry import KvGeometry, encode_tokens, kv_layout, sidecar_layout
-from neve.coldtier.objects.header import ObjectLayout
+from neve.coldtier.objects.header import ObjectLayout, TensorSpec
 from neve.coldtier.objects.keys import ColdGroup, ObjectName
+from neve.contract.cache_spec import FullAttention, SlidingWindow, layer_routes
+from neve.contract.page_format import PageFormat, Plane, keys_and_values
 from neve.contract.sidecar import SidecarLayout, SidecarTensor
 from neve.ids import ColdKey, Fingerprint
 
@@ -31,7 +35,7 @@ def write(path, name: ObjectName, layout: ObjectLayout, payload) -> None:
 @pytest.mark.parametrize(("dtype", "array"), [("F32", np.float32), ("F16", np.float16)])
 def test_a_block_is_a_safetensors_file(tmp_path, dtype, array) -> None:
     """CT-3: any safetensors reader finds the tokens, and each layer's keys and values."""
-    layout = kv_layout(KvGeometry(4, 2, 2, 8, 6, dtype))
+    layout = kv_layout(KvGeometry(4, 2, keys_and_values(2, 8, 6), dtype))
     rng = np.random.default_rng(0)
     pages = [rng.normal(size=(2, 4, d)).astype(array) for d in (8, 6, 8, 6)]
     write(tmp_path / "x", ObjectName(KEY), layout, [encode_tokens(TOKENS), *pages])
@@ -46,7 +50,7 @@ def test_a_block_is_a_safetensors_file(tmp_path, dtype, array) -> None:
 
 def test_a_bfloat16_block_comes_back_through_mlx(tmp_path) -> None:
     """CT-3: bf16 pages, which NumPy lacks, are what MLX loads from the file."""
-    layout = kv_layout(KvGeometry(4, 1, 2, 8, 8, "BF16"))
+    layout = kv_layout(KvGeometry(4, 1, keys_and_values(2, 8, 8), "BF16"))
     pages = [mx.arange(64).reshape(2, 4, 8).astype(mx.bfloat16) + i for i in range(2)]
     views = [memoryview(page) for page in pages]  # pyright: ignore[reportArgumentType]
     path = tmp_path / "x.safetensors"
@@ -62,7 +66,7 @@ def test_a_bfloat16_block_comes_back_through_mlx(tmp_path) -> None:
 
 def test_the_metadata_of_a_block(tmp_path) -> None:
     """CT-3: the file names itself, its model and its geometry in strings."""
-    layout = kv_layout(KvGeometry(4, 1, 2, 8, 6, "F32"))
+    layout = kv_layout(KvGeometry(4, 1, keys_and_values(2, 8, 6), "F32"))
     payload = [bytes(tensor.num_bytes) for tensor in layout.tensors]
     write(tmp_path / "x", ObjectName(KEY), layout, payload)
 
@@ -84,6 +88,53 @@ def test_the_metadata_of_a_block(tmp_path) -> None:
         "v_head_dim": "6",
         "dtype": "F32",
     }
+
+
+def test_the_bytes_of_a_known_block_stay() -> None:
+    """CT-3: a file that an earlier release wrote is the file that this one expects."""
+    layout = kv_layout(KvGeometry(4, 2, keys_and_values(2, 8, 6), "F16"))
+    payload = [bytes(tensor.num_bytes) for tensor in layout.tensors]
+    file = b"".join(encode(ObjectName(KEY), FINGERPRINT, layout, payload))
+
+    assert hashlib.sha256(file).hexdigest() == (
+        "bab2a383b6f5d152fcaef525b719f1184c72fc291444bcf35b5fc731b13f8bbb"
+    )
+
+
+def test_a_block_has_a_tensor_a_plane(tmp_path) -> None:
+    """CT-3: another format of pages is another file; a plane may insist on its dtype."""
+    page = PageFormat([Plane("keys", 1, 4), Plane("scales", 2, 1, "float32")])
+    layout = kv_layout(KvGeometry(4, 2, page, "F16"))
+    payload = [bytes(tensor.num_bytes) for tensor in layout.tensors]
+    write(tmp_path / "x", ObjectName(KEY), layout, payload)
+
+    with safe_open(tmp_path / "x", "numpy") as file:
+        shapes = {
+            name: (tensor.dtype, tensor.shape)
+            for name in file.keys()  # noqa: SIM118
+            for tensor in [file.get_tensor(name)]
+        }
+        assert file.metadata()["planes"] == "keys:1x4 scales:2x1"
+    for layer in range(2):
+        assert shapes[f"layer.{layer}.key"] == (np.float16, (1, 4, 4))
+        assert shapes[f"layer.{layer}.scales"] == (np.float32, (2, 4, 1))
+
+
+def test_the_geometry_of_a_model_is_that_of_its_full_attention() -> None:
+    """CT-3: blocks of the group that keeps every position are written."""
+    window, full = SlidingWindow(64, 1, 32), FullAttention(2, 8, v_head_dim=6)
+    layout = layer_routes([window, full, full])
+    geometry = KvGeometry.of(layout, 16, "bfloat16")
+
+    assert geometry == KvGeometry(16, 2, keys_and_values(2, 8, 6), "BF16")
+    assert kv_layout(geometry).tensors[1:] == (
+        TensorSpec("layer.0.key", "BF16", (2, 16, 8)),
+        TensorSpec("layer.0.value", "BF16", (2, 16, 6)),
+        TensorSpec("layer.1.key", "BF16", (2, 16, 8)),
+        TensorSpec("layer.1.value", "BF16", (2, 16, 6)),
+    )
+    block_bytes = sum(tensor.num_bytes for tensor in kv_layout(geometry).tensors[1:])
+    assert block_bytes == layout.block_bytes(1, 16, 2)
 
 
 def test_a_sidecar_is_a_safetensors_file(tmp_path) -> None:
@@ -126,4 +177,4 @@ def test_what_is_no_sidecar(group: ColdGroup, boundary: int) -> None:
 def test_a_cache_dtype_is_known(dtype: str) -> None:
     """CT-3: a geometry in a type that no pool has is refused."""
     with pytest.raises(ValueError, match="dtype"):
-        KvGeometry(16, 1, 1, 64, 64, dtype)
+        KvGeometry(16, 1, keys_and_values(1, 64, 64), dtype)

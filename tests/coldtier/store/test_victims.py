@@ -18,12 +18,13 @@ from neve.coldtier.objects.geometry import KvGeometry, kv_layout
 from neve.coldtier.objects.keys import ROOT, ColdGroup, ObjectName
 from neve.coldtier.stats import Counters
 from neve.coldtier.store.store import ColdStore, StoreLimits, WriteOutcome
+from neve.contract.page_format import keys_and_values
 from neve.contract.sidecar import SidecarLayout, SidecarTensor
 from neve.ids import ColdKey, Fingerprint
 
 SECOND_NS = 10**9
 MODEL = Fingerprint(bytes(32))
-GEOMETRY = KvGeometry(2, 1, 1, 8, 8, "F32")
+GEOMETRY = KvGeometry(2, 1, keys_and_values(1, 8, 8), "F32")
 KINDS = [None, ColdGroup.CONV_STATE, ColdGroup.SLIDING_WINDOW]
 """Full attention, recurrent layers, windows."""
 

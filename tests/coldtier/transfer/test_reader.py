@@ -29,6 +29,7 @@ from neve.coldtier.transfer.ticket import (
     Ticket,
     max_ready,
 )
+from neve.contract.page_format import keys_and_values
 from neve.errors import ObjectRejectedError
 from neve.ids import ColdKey, Fingerprint
 
@@ -580,7 +581,7 @@ def test_any_schedule_gives_every_ticket_its_own(chain_list, schedule, num_threa
 
 # -- real objects ------------------------------------------------------------------------
 
-GEOMETRY = KvGeometry(2, 1, 1, 4, 4, "F32")
+GEOMETRY = KvGeometry(2, 1, keys_and_values(1, 4, 4), "F32")
 LAYOUT = kv_layout(GEOMETRY)
 MODEL = Fingerprint(bytes(32))
 TOKENS = (7, 8)
