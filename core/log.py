@@ -33,6 +33,7 @@ EVENTS = frozenset(
         "families.plugin.refused",
         "kvcache.growth.refused",
         "kvcache.pool.grown",
+        "kvcache.snapshot.refused",
         "loading.model.loaded",
         "loading.pool.dynamic",
         "loading.setting.ignored",

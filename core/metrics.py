@@ -96,7 +96,7 @@ def render_metrics(model: str, stats: ModelStats) -> str:
 def _pools(pools: CacheStats | None, labels: Mapping[str, str]) -> list[Metric]:
     if pools is None:
         return []
-    metrics = from_stats("neve_prefix", pools, labels=labels)
+    metrics = from_stats("neve_prefix", pools, gauges={"snapshot_bytes"}, labels=labels)
     for index, group in enumerate(pools.groups):
         at = {**labels, "group": str(index), "kind": group.kind}
         metrics += from_stats("neve_pool", group, gauges=POOL_GAUGES, labels=at)

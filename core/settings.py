@@ -50,7 +50,8 @@ class CacheSettings:
             take so much, in MiB; 0 keeps a handful whatever they take; None means a
             thirty-second of the machine's memory, at most 2048.
         state_root_owner: Owner of the root session, whose last state is given up last.
-        cache_limit_gb: Cap on weights and pools together, in GiB; None means no cap.
+        cache_limit_gb: Cap on weights, pools and states of recurrent layers together, in GiB;
+            None means no cap.
         gpu_headroom_gb: Memory that neve leaves free on the device, in GiB.
     """
 

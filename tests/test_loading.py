@@ -7,12 +7,16 @@ import json
 import shutil
 from pathlib import Path
 
+import attrs
+import mlx.core as mx
 import pytest
 
 import neve
 from neve.catalogue import Family
+from neve.checkpoint.shards import Shard
 from neve.contract.plan import ExecutionPlan
-from neve.errors import SettingsError
+from neve.errors import MemoryBudgetError, NeveError, SettingsError
+from neve.loading import LoadPlan, examine
 
 pytestmark = pytest.mark.mlx
 
@@ -142,3 +146,96 @@ def test_gguf_runs_with_its_own_tokenizer_and_template():
 
         assert "Paris" in done.text
         assert done.finish_reason == "stop"
+
+
+@pytest.fixture
+def unreadable(monkeypatch):
+    """Make every read of a weight a failure."""
+
+    def refuse(shard, name):
+        raise AssertionError(f"the weight {name} was read")
+
+    monkeypatch.setattr(Shard, "_read", refuse)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "lines"),
+    [
+        ("qwen3", {}, {"lane": "paged, blocks of 16 tokens", "group 0": "full, 85 blocks"}),
+        (
+            "qwen3",
+            {"paged_cache_initial_memory_mb": 1, "max_context": 100, "max_num_seqs": 4},
+            {"context": "100 tokens, 100 cached", "group 0": "full, 10 to 29 blocks"},
+        ),
+        ("qwen3", {"use_block_paged_cache": False}, {"lane": "flat, blocks of 16 tokens"}),
+        ("qwen3", {"row_exact": True}, {"rows": "one at a time"}),
+        ("gemma4", {}, {"group 0": "window 64, 146 blocks", "dtype": "float32"}),
+        (
+            "lfm2",
+            {"state_snapshot_memory_mb": 3},
+            {"states": "1 MiB running, up to 3 MiB kept"},
+        ),
+    ],
+)
+def test_a_plan_is_made_and_printed_without_a_weight(unreadable, name, options, lines):
+    """KV-6: all that loading decides is known from the config, the settings and the headers."""
+    options = {"paged_cache_memory_mb": 8, "dtype": "float32", **options}
+    before = mx.get_active_memory()
+    plan = LoadPlan.expected(examine(CHECKPOINT.parent / name, **options))
+
+    assert lines.items() <= dict(plan.lines()).items()
+    assert all(f"{text}" in str(plan) for text in lines.values())
+    assert mx.get_active_memory() == before
+    with pytest.raises(attrs.exceptions.FrozenInstanceError):
+        plan.cache.max_slice = 1
+    with pytest.raises(NeveError, match="was read"):
+        neve.load(CHECKPOINT.parent / name, **options)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "lfm2", "gemma4"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_model_is_loaded_as_planned(name, dtype):
+    """KV-6: the plan names the sizes that loading then finds."""
+    options = {"paged_cache_memory_mb": 8, "dtype": dtype}
+    plan = LoadPlan.expected(examine(CHECKPOINT.parent / name, **options))
+    with neve.load(CHECKPOINT.parent / name, **options) as model:
+        info = model.info
+
+    unread = plan.cache.weight_bytes - info.weight_bytes
+    # Gemma's layers that read the keys of others have weights that nobody uses
+    assert unread > 0 if name == "gemma4" else unread == 0
+    assert info.initial_blocks == plan.initial_blocks
+    assert info.effective_window_tokens == plan.cache.pools.effective_window_tokens
+    assert (info.dtype, info.lane) == (plan.model.subject.dtype, plan.model.lane)
+
+
+def test_a_plan_that_does_not_fit_says_so(unreadable):
+    """KV-7: the cap is known before a weight is read."""
+    with pytest.raises(MemoryBudgetError, match="the cache needs at least"):
+        LoadPlan.expected(examine(CHECKPOINT, cache_limit_gb=0.001))
+
+
+def test_a_broken_tokenizer_is_found_before_a_weight_is_read(unreadable, checkpoint):
+    """UX-2: nobody waits for the weights of a model that cannot read text."""
+    path = checkpoint()
+    (path / "tokenizer.json").write_text("{")
+
+    with pytest.raises(NeveError, match=r"tokenizer\.json"):
+        neve.load(path, paged_cache_memory_mb=8)
+
+
+def test_kept_states_stay_below_the_cap():
+    """KV-7: snapshots count with weights and pools, and pools leave room for a handful."""
+    path, room_mib = CHECKPOINT.parent / "lfm2", 40
+    with neve.load(path, dtype="float32", cache_limit_gb=room_mib / 1024) as model:
+        state = model.stats().pools
+        assert (state.snapshot_bytes, state.snapshot_refusals) == (0, 0)
+        for seed in range(8):
+            model.generate(list(range(10 + seed, 110 + seed)), max_tokens=1)
+        kept = model.stats().pools
+        again = model.generate([*range(17, 117), 5], max_tokens=1)
+
+        assert kept.snapshot_bytes > 0
+        assert kept.snapshot_refusals == 0
+        assert again.usage.cached_tokens == 96
+        assert "neve_prefix_snapshot_bytes" in model.metrics()

@@ -208,7 +208,8 @@ def test_interpreter_ends_cleanly_with_an_open_model():
 
 def test_interpreter_ends_cleanly_after_a_failed_load(tmp_path):
     """A checkpoint that cannot be loaded is an error, and no abort at the program's end."""
-    (tmp_path / "config.json").write_bytes((CHECKPOINT / "config.json").read_bytes())
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).write_bytes((CHECKPOINT / name).read_bytes())
     code = (
         "import mlx.core as mx, neve\n"
         f"w = mx.load({str(CHECKPOINT / 'model.safetensors')!r})\n"

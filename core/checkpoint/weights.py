@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal, TypeAlias
 
@@ -64,6 +65,16 @@ class Weights(Mapping[str, mx.array]):
             KeyError: There is no such tensor.
         """
         return self._tensors[name].shape
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all tensors once they are read, floating ones cast to `dtype`."""
+        return sum(self._bytes_of(tensor) for tensor in self._tensors.values())
+
+    def _bytes_of(self, tensor: LazyTensor) -> int:
+        floating = mx.issubdtype(tensor.dtype, mx.floating)
+        dtype = self.dtype if floating and self.dtype is not None else tensor.dtype
+        return math.prod(tensor.shape) * dtype.size
 
     def renamed(self, fn: Callable[[str], str | None]) -> Weights:
         """Return the weights under the names that `fn` gives; None drops a tensor.

@@ -13,11 +13,22 @@ from .block import Block
 from .block_allocator import BlockAllocator
 from .block_identity import PrefixChain
 from .block_table import BlockTable, blocks_for
-from .memory import Resident, grown_size
+from .resident import Resident
 from .stats import GroupStats, group_kind
 
 GrowPool: TypeAlias = Callable[[int, int], None]
 """`(group, num_blocks)`: enlarge a physical pool, or raise `MemoryBudgetError` and leave it."""
+
+
+def grown_size(current: int, needed: int, maximum: int) -> int:
+    """Return the blocks of a pool after growth: doubled, or more if more is needed.
+
+    Args:
+        current: Blocks now.
+        needed: Blocks that a reservation lacks.
+        maximum: Blocks that the pool may have.
+    """
+    return min(maximum, max(2 * current, current + needed))
 
 
 class BlockGroup:

@@ -304,10 +304,10 @@ class Coordinator(Capacity):
     def stats(self) -> CacheStats:
         """Return the figures as they are now."""
         return CacheStats(
-            groups=tuple(group.stats() for group in self.groups),
-            prefix_lookups=self._counts.lookups,
-            prefix_hit_tokens=self._counts.hit_tokens,
-            prefix_unbacked_tokens=self._counts.unbacked_tokens,
+            tuple(group.stats() for group in self.groups),
+            *self._counts.figures(),
+            snapshot_bytes=self.snapshots.num_bytes,
+            snapshot_refusals=self.snapshots.num_refused,
         )
 
     def check(self) -> None:

@@ -11,7 +11,7 @@ from .block_allocator import BlockAllocator
 from .block_group import BlockGroup, GrowPool
 from .full_manager import FullManager
 from .manager import Manager
-from .memory import Resident
+from .resident import Resident
 from .state_keeper import StateKeeper
 from .state_manager import StateManager
 from .window_manager import WindowManager

@@ -12,10 +12,14 @@ class NoSnapshots:
     Attributes:
         enabled: False.
         num_publications: 0, since no snapshot is ever published.
+        num_bytes: 0.
+        num_refused: 0.
     """
 
     enabled = False
     num_publications = 0
+    num_bytes = 0
+    num_refused = 0
 
     def boundaries(self, sequence: Any) -> list[int]:
         """Return none."""

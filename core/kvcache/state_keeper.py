@@ -8,12 +8,53 @@ from typing import Any
 import attrs
 
 from ..ids import BlockHash
+from ..log import get_logger
 from .block_identity import PrefixChain
-from .retention import Retention, publish, retention, snapshot_ladder
+from .memory import MIB, MemoryCoordinator, ceil_mib
+from .retention import SNAPSHOT_LIMIT, Retention, publish, retention, snapshot_ladder
 from .snapshots import Snapshot, Snapshots
 
 MAX_SNAPSHOTS = 1024
 """However small states are, looking through them takes its time."""
+MAX_STATE_BYTES = 2048 * MIB
+"""Most that kept states take unless settings say otherwise."""
+MEMORY_SHARE = 32
+"""Kept states take at most one part in so many of the device's memory without a setting."""
+ACCOUNT = "state snapshots"
+"""Name of the kept states in the account of memory."""
+
+
+@attrs.frozen
+class SnapshotBudget:
+    """Bytes that kept states may take.
+
+    Attributes:
+        max_bytes: As many states as fit are kept, and those of `least_bytes` in any case.
+        least_bytes: Bytes of the states that the rules of `retention` keep whatever they take.
+    """
+
+    max_bytes: int
+    least_bytes: int
+
+    @classmethod
+    def of(
+        cls, asked_mib: int | None, available_bytes: int, state_bytes: int
+    ) -> SnapshotBudget:
+        """Return the budget of a model.
+
+        Args:
+            asked_mib: The setting in MiB; None for a share of the device's memory.
+            available_bytes: Bytes that the device has left.
+            state_bytes: Bytes of one state.
+        """
+        automatic = min(MAX_STATE_BYTES, available_bytes // MEMORY_SHARE)
+        max_bytes = automatic if asked_mib is None else asked_mib * MIB
+        return cls(max_bytes, SNAPSHOT_LIMIT * state_bytes)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that pools leave to kept states."""
+        return max(self.max_bytes, self.least_bytes)
 
 
 @attrs.frozen(eq=False)
@@ -35,6 +76,7 @@ class StateKeeper:
     Attributes:
         snapshots: What is kept.
         want_ladder: A cold tier wants snapshots at shallow boundaries too.
+        num_refused: States that the account of memory had no room for.
     """
 
     def __init__(
@@ -44,6 +86,7 @@ class StateKeeper:
         *,
         max_bytes: int = 0,
         root: str | None = None,
+        account: MemoryCoordinator | None = None,
     ) -> None:
         """Keep nothing yet.
 
@@ -53,6 +96,11 @@ class StateKeeper:
             max_bytes: As many states as fit are kept, or as many as `retention` says if
                 those are more.
             root: Owner of the root session, if there is one.
+            account: Account of memory in which kept states are entered; its cap goes before
+                every count of `retention`. None for an account of their own.
+
+        Raises:
+            CacheMisuseError: The account has kept states already.
         """
         self.snapshots = Snapshots()
         self.want_ladder = False
@@ -60,6 +108,9 @@ class StateKeeper:
         self._state_bytes = state_bytes
         self._max_bytes = max_bytes
         self._root = root
+        self.num_refused = 0
+        self._account = MemoryCoordinator() if account is None else account
+        self._account.register(ACCOUNT, 0)
 
     def boundaries(self, num_tokens: int, cached: int) -> list[int]:
         """Return the boundaries at which a prefill has to stop for a snapshot."""
@@ -68,7 +119,11 @@ class StateKeeper:
         )
 
     def keep(self, owner: str, chain: PrefixChain, state: KeptState) -> None:
-        """Publish a state of a chain whose blocks up to there are published."""
+        """Publish a state of a chain whose blocks up to there are published.
+
+        Older states make room for it. Under a cap that leaves no room for one state, it is
+        not kept.
+        """
         snapshot = Snapshot(
             owner=owner,
             chain=chain.hashes,
@@ -77,11 +132,27 @@ class StateKeeper:
             num_bytes=self._state_bytes,
             handle=state.handle,
         )
-        publish(self.snapshots, snapshot, self._rules())
+        if snapshot in publish(self.snapshots, snapshot, self._rules()):
+            self._refuse(snapshot)
+        self._enter()
+
+    def _refuse(self, snapshot: Snapshot) -> None:
+        if not self.num_refused:  # a model under a tight cap refuses at every request
+            get_logger("kvcache").warning(
+                "kvcache.snapshot.refused",
+                mib=ceil_mib(snapshot.num_bytes),
+                limit_bytes=self._account.limit_bytes,
+            )
+        self.num_refused += 1
+
+    def _enter(self) -> None:
+        """Enter what is kept now; never more than the account has room for, by `_rules`."""
+        self._account.update(ACCOUNT, self.snapshots.num_bytes)
 
     def _rules(self) -> Retention:
         """Return the caps of `retention`, or those that the byte bound allows if it is more."""
-        rules = retention(want_ladder=self.want_ladder, root=self._root)
+        room = self._account.room(ACCOUNT)
+        rules = retention(want_ladder=self.want_ladder, root=self._root, max_bytes=room)
         affordable = min(MAX_SNAPSHOTS, self._max_bytes // max(1, self._state_bytes))
         if affordable <= rules.max_snapshots:
             return rules
@@ -106,3 +177,4 @@ class StateKeeper:
     def clear(self) -> None:
         """Forget everything."""
         self.snapshots.clear()
+        self._enter()

@@ -118,6 +118,16 @@ class StateManager:
         if self.keeper is not None:
             self.keeper.clear()
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the snapshots that are kept."""
+        return 0 if self.keeper is None else self.keeper.snapshots.num_bytes
+
+    @property
+    def num_refused(self) -> int:
+        """Snapshots that memory had no room for."""
+        return 0 if self.keeper is None else self.keeper.num_refused
+
     # -- boundaries ------------------------------------------------------------------------
 
     def boundaries(self, sequence: CacheSequence) -> list[int]:

@@ -57,12 +57,16 @@ class CacheStats:
         prefix_hit_tokens: Tokens that they did not have to compute.
         prefix_unbacked_tokens: Tokens behind those whose keys and values were held and had to
             be computed again, since the state or the window at their end was not.
+        snapshot_bytes: Bytes of the recurrent states that are kept for later requests.
+        snapshot_refusals: States that were not kept, since memory had no room for one.
     """
 
     groups: tuple[GroupStats, ...]
     prefix_lookups: int
     prefix_hit_tokens: int
     prefix_unbacked_tokens: int
+    snapshot_bytes: int = 0
+    snapshot_refusals: int = 0
 
 
 @attrs.define
@@ -79,6 +83,10 @@ class PrefixCounts:
     lookups: int = 0
     hit_tokens: int = 0
     unbacked_tokens: int = 0
+
+    def figures(self) -> tuple[int, int, int]:
+        """Return lookups, tokens of hits, and tokens behind hits."""
+        return self.lookups, self.hit_tokens, self.unbacked_tokens
 
     def count(self, hit_tokens: int, unbacked_tokens: int) -> None:
         """Count one lookup."""

@@ -11,9 +11,9 @@ from neve.contract.layer_spec import FullAttention, SlidingWindow
 from neve.errors import CacheExhaustedError, MemoryBudgetError
 from neve.kvcache.block import Block
 from neve.kvcache.block_allocator import BlockAllocator
-from neve.kvcache.block_group import BlockGroup
+from neve.kvcache.block_group import BlockGroup, grown_size
 from neve.kvcache.block_identity import PrefixChain
-from neve.kvcache.memory import Resident
+from neve.kvcache.resident import Resident
 from neve.kvcache.window_manager import WindowManager
 
 
@@ -293,3 +293,12 @@ def test_a_pool_that_holds_a_window_bounds_no_sequence(
     group = BlockGroup(0, BlockAllocator(num_blocks, 4), None, spec, resident)
 
     assert group.max_tokens == bound
+
+
+@pytest.mark.parametrize(
+    ("current", "needed", "maximum", "expected"),
+    [(10, 1, 100, 20), (10, 15, 100, 25), (10, 15, 22, 22), (10, 1, 10, 10)],
+)
+def test_growth_rule(current: int, needed: int, maximum: int, expected: int) -> None:
+    """KV-6: min(max, max(2*current, current + needed))."""
+    assert grown_size(current, needed, maximum) == expected

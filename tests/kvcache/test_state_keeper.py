@@ -2,16 +2,26 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from neve.errors import CacheMisuseError, MemoryBudgetError
 from neve.kvcache.block_identity import PrefixChain
+from neve.kvcache.memory import MIB, MemoryCoordinator
 from neve.kvcache.retention import PRE_LADDER_LIMIT, SNAPSHOTS_PER_OWNER, retention
-from neve.kvcache.state_keeper import MAX_SNAPSHOTS, KeptState, StateKeeper
+from neve.kvcache.state_keeper import (
+    ACCOUNT,
+    MAX_SNAPSHOTS,
+    KeptState,
+    SnapshotBudget,
+    StateKeeper,
+)
 
 MakeChain = Callable[..., PrefixChain]
+Accounted: TypeAlias = tuple[StateKeeper, MemoryCoordinator]
 SIZE = 4
 STATE_BYTES = 100
 
@@ -168,6 +178,83 @@ def test_cleared_means_nothing_is_left(make_chain: MakeChain) -> None:
     assert keeper.deepest_boundary(chain.hashes) == 0
     assert keeper.on_chain(chain.hashes) == []
     assert keeper.state_at(chain.hashes[1]) is None
+
+
+def accounted(limit: int | None, *, others: int = 0, **options: Any) -> Accounted:
+    """Return a keeper and its account, in which another holder is entered too."""
+    memory = MemoryCoordinator(limit)
+    memory.register("pool", others)
+    keeper = StateKeeper(SIZE, STATE_BYTES, max_bytes=1000, account=memory, **options)
+    return keeper, memory
+
+
+def test_kept_states_are_entered_and_released(make_chain: MakeChain) -> None:
+    """KV-7: the account has the bytes of the states that are kept, and of no other."""
+    keeper, memory = accounted(None)
+    for count, boundary in enumerate(range(4, 64, 4), 1):
+        keep(keeper, make_chain(range(64)), boundary)
+
+        assert memory.held()[ACCOUNT] == min(count, 10) * STATE_BYTES
+    keeper.clear()
+    assert memory.held()[ACCOUNT] == 0
+
+
+def test_a_cap_goes_before_every_count(make_chain: MakeChain) -> None:
+    """KV-7: older states make room for a new one where the cap has none."""
+    keeper, memory = accounted(1000, others=700)
+    keep(keeper, make_chain(range(64)), *range(4, 64, 4))
+
+    assert boundaries(keeper)[-1] == 60
+    assert len(keeper.snapshots) == 3
+    assert memory.held()[ACCOUNT] == 3 * STATE_BYTES
+    with pytest.raises(MemoryBudgetError, match="state snapshots"):
+        memory.update("pool", 701)  # a pool grows by what states leave
+
+
+@pytest.mark.parametrize("root", [None, "root"])
+@pytest.mark.parametrize("ladder", [True, False])
+def test_a_state_without_room_is_refused_by_number(
+    make_chain: MakeChain, logged: list[Any], *, ladder: bool, root: str | None
+) -> None:
+    """KV-7: nothing else is lost for it; it is said once, and counted."""
+    keeper, memory = accounted(1000, others=STATE_BYTES * 9 + 1, root=root)
+    keeper.want_ladder = ladder
+    keep(keeper, make_chain(range(64)), 8, 16)
+
+    assert (len(keeper.snapshots), keeper.num_refused) == (0, 2)
+    assert memory.held()[ACCOUNT] == 0
+    (event,) = [e for e in logged if e["event"] == "kvcache.snapshot.refused"]
+    assert event["limit_bytes"] == 1000
+    memory.release("pool")
+    keep(keeper, make_chain(range(64)), 8)
+    assert boundaries(keeper) == [8]
+
+
+def test_an_account_has_one_keeper() -> None:
+    """KV-7: two models do not share one entry."""
+    _, memory = accounted(None)
+
+    with pytest.raises(CacheMisuseError, match="state snapshots"):
+        StateKeeper(SIZE, STATE_BYTES, account=memory)
+
+
+@pytest.mark.parametrize(
+    ("asked", "available", "max_bytes", "num_bytes"),
+    [
+        (None, 320 * MIB, 10 * MIB, 10 * MIB),
+        (None, 1 << 50, 2048 * MIB, 2048 * MIB),
+        (None, 0, 0, 5 * MIB),
+        (7, 0, 7 * MIB, 7 * MIB),
+        (0, 1 << 50, 0, 5 * MIB),
+    ],
+)
+def test_the_budget_is_asked_for_or_a_share(
+    asked: int | None, available: int, max_bytes: int, num_bytes: int
+) -> None:
+    """KV-7: pools leave room for a handful of states at least."""
+    budget = SnapshotBudget.of(asked, available, MIB)
+
+    assert (budget.max_bytes, budget.num_bytes) == (max_bytes, num_bytes)
 
 
 @given(

@@ -23,7 +23,7 @@ from neve.errors import ContextLengthExceededError
 from neve.ids import RequestId
 from neve.kvcache.block_allocator import BlockAllocator
 from neve.kvcache.coordinator import Coordinator
-from neve.kvcache.memory import Resident
+from neve.kvcache.resident import Resident
 from neve.kvcache.state_keeper import KeptState
 from neve.scheduler.cold_port import RestoreProgress
 from neve.scheduler.plan import PlannedRow, StepPlan

@@ -110,7 +110,7 @@ def _groups(subject: Subject) -> Iterator[Finding]:
 
 def _cost(subject: Subject, group: int, itemsize: int) -> str:
     """Return what a token or a row takes in a group."""
-    from ...kvcache.memory import Resident
+    from ...kvcache.resident import Resident
 
     layout, size = subject.layout, subject.block_size
     block_bytes = layout.block_bytes(group, size, itemsize)
