@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import attrs
 
@@ -59,9 +59,15 @@ class Attempt:
         return sum(span.is_slice for span in self._spans.values())
 
     def add(self, span: Span) -> None:
-        """Plan a span and charge the budget."""
+        """Plan a span, in place of an earlier one of its request, and charge the budget."""
+        self.drop(span.request)
         self._spans[span.request.id] = span
         self.budget -= span.length
+
+    @property
+    def spans(self) -> Sequence[Span]:
+        """The spans so far, in the order in which they were planned."""
+        return list(self._spans.values())
 
     def drop(self, request: Request) -> None:
         """Forget a victim's span."""

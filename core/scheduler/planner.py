@@ -58,21 +58,45 @@ class Planner:
                     self._plan_request(request, attempt, slices=slices)
         if not attempt.preempted:
             self._admit(attempt)
+            self._add_drafts(attempt)
         return attempt.result(self._row, self._taps)
 
     def _plan_request(self, request: Request, attempt: Attempt, *, slices: bool) -> None:
-        """Plan the pending tokens of a request: as a slice, or as a row of a wave."""
-        drafts, pending = request.num_drafted, request.num_pending
-        is_slice = pending > 1 + drafts
+        """Plan the known pending tokens of a request: as a slice, or as a row of a wave."""
+        pending = request.num_pending
+        is_slice = pending > 1
         if not pending or is_slice is not slices:
             return
-        if is_slice:
-            length, drafts = self._slice_length(request, attempt), 0
-        else:
-            length = min(pending, attempt.budget)
-            drafts = max(0, length - 1)
+        length = self._slice_length(request, attempt) if is_slice else min(1, attempt.budget)
         if length > 0:
-            self._plan_span(Span(request, length, drafts), attempt)
+            self._plan_span(Span(request, length), attempt)
+
+    def _add_drafts(self, attempt: Attempt) -> None:
+        """Let rows of a wave verify drafts, as far as budget and blocks are left over.
+
+        Last of all, and at nobody's cost: a request whose drafts find no room decodes.
+        """
+        for span in attempt.spans:
+            request = span.request
+            if span.is_slice or request.num_computed != request.num_known:
+                continue
+            drafts = min(request.num_drafted, max(0, attempt.budget))
+            if drafts and self._reserve_again(span, drafts):
+                attempt.add(Span(request, span.length + drafts, drafts))
+
+    def _reserve_again(self, span: Span, drafts: int) -> bool:
+        """Reserve a span with drafts in place of the span; False without room for all.
+
+        In one piece: what the first of the tokens sees must stay until all are computed.
+        """
+        sequence = span.request.sequence
+        self._cache.rewind(sequence, span.length)
+        try:
+            self._cache.reserve(sequence, span.length + drafts)
+        except CacheExhaustedError:
+            self._cache.reserve(sequence, span.length)
+            return False
+        return True
 
     def _slice_length(self, request: Request, attempt: Attempt) -> int:
         """Return the tokens up to the next pinned break, as far as the budget goes."""

@@ -51,7 +51,8 @@ class Request:
                                              sampled by a step in flight
         [num_known, num_known + num_drafted) proposals that the next step verifies
 
-    The next step computes `num_pending` tokens, cut by the step's budget. Prefill, decode and
+    The next step computes `num_pending` known tokens, cut by the step's budget, and behind the
+    last known token `num_drafted` proposals, as far as room is left over. Prefill, decode and
     verification are the same equation with different numbers.
 
     Attributes:
@@ -146,8 +147,8 @@ class Request:
 
     @property
     def num_pending(self) -> int:
-        """Tokens of its next step, before the step's budget cuts them."""
-        end = min(self.num_known + self.num_drafted, self.last_position)
+        """Known tokens of its next step, before the step's budget cuts them."""
+        end = min(self.num_known, self.last_position)
         return max(end - self.num_computed, 0)
 
     @property
