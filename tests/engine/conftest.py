@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,9 @@ from typing import Any
 import pytest
 
 import neve
+
+# tests of lanes and of verification drive one toy model
+sys.path.append(str(Path(__file__).parent))
 
 CHECKPOINT = Path(__file__).parents[2] / "checkpoints" / "qwen3"
 
