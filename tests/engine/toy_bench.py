@@ -29,6 +29,7 @@ from neve.contract.forward import (
     StepBatch,
     Tap,
 )
+from neve.contract.heads import RopeSpec
 from neve.engine.lanes import FlatLane, Lane, PagedLane
 from neve.engine.runner import Runner, Step
 from neve.ids import RequestId
@@ -53,6 +54,7 @@ LAYOUTS = {
     "recurrent": layer_routes([STATE, STATE]),
     "all": layer_routes([STATE, SLIDING, FULL]),
 }
+ROPE = RopeSpec(DIMS, 5.0)
 GREEDY = SamplingParams(temperature=0.0)
 
 MakeLane: TypeAlias = Callable[[CacheLayout, int], Lane]
@@ -82,10 +84,12 @@ class ToyFamily:
         x = self._embedding[batch.ids]
         for layer, route in enumerate(self._layout.routes):
             if isinstance(route, Owned):
-                heads = x[:, None]
+                heads = context.rope(x[:, None], ROPE)
                 x = x + context.attend(layer, heads, heads, heads, scoring=Scoring(0.3))[:, 0]
             else:
                 x = mx.tanh(x + context.scan(layer, (x,), decaying_sum))
+        # turned by its position, or one token would follow the same one for ever
+        x = context.rope(x[:, None], ROPE)[:, 0]
         wanted = batch.logit_rows.shape[0] > 0
         hidden = {} if batch.hidden_rows is None else {FINAL: x[batch.hidden_rows]}
         return ForwardOutput(x[batch.logit_rows] @ self._head if wanted else None, hidden)
@@ -186,7 +190,9 @@ class Bench:
             if request is None:
                 continue
             if row.drafts:
-                self.states[row.request].accept(mx.array(tokens, mx.int32))
+                self.states[row.request].accept(
+                    mx.array(tokens, mx.int32), count=len(tokens)
+                )
             self.settled(request)
             if request.num_outputs == request.max_tokens:
                 self.done[row.request] = request.tokens
@@ -205,7 +211,7 @@ def make_bench(
     num_blocks: int = 65,
     row_exact: bool = False,
     drafter: Drafter = no_drafts,
-    taps: Sequence[Tap] = (),
+    taps: tuple[Tap, ...] = (),
     **settings: Any,
 ) -> Bench:
     lane = make_lane(layout, num_blocks)
