@@ -53,6 +53,11 @@ class Lane(Protocol):
         """The bookkeeping, a `scheduler.cache_port.CachePort`."""
         ...
 
+    @property
+    def layout(self) -> CacheLayout:
+        """The model's cache layout."""
+        ...
+
     def prepare(self, batch: StepBatch, rows: Sequence[PlannedRow]) -> LaneStep:
         """Begin a step.
 

@@ -27,12 +27,12 @@ class Coordinator(Capacity):
     """The cache as the scheduler sees it: sequences, each at one cursor in all groups.
 
     A step is `reserve`, compute, `record` what was sampled, `commit`, `publish`; `rewind`
-    takes back what a step computed in vain. Each operation is a loop over the managers of
-    the kinds of groups. Owned by the engine thread.
+    takes back what a step computed in vain. Each operation is a loop over the managers.
 
     Attributes:
         groups: The attention groups, in the layout's order.
         block_size: Tokens of a block, the same in every group.
+        max_slice: Tokens of one sequence that a step computes, at most.
         kinds: The managers by kind, for those who move their content to and from disk.
         snapshots: Where prefills stop for snapshots of recurrent state.
     """
@@ -58,6 +58,7 @@ class Coordinator(Capacity):
         """
         super().__init__(make_groups(layout, allocators, grow, max_slice), layout.primary)
         self.block_size = self.groups[0].allocator.block_size
+        self.max_slice = max_slice
         self.kinds = Kinds.of(layout, self.groups, self.block_size, keeper)
         self._managers = self.kinds.managers
         self.snapshots = self.kinds.states or NoSnapshots()

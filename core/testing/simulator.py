@@ -12,84 +12,22 @@ from typing import TypeAlias
 
 import attrs
 
-from ..contract.cache_spec import CacheLayout
 from ..contract.prompt import Prompt
 from ..errors import MemoryBudgetError
 from ..ids import SHARED_DOMAIN, RequestId, SaltDomain
-from ..kvcache.block_allocator import BlockAllocator
 from ..kvcache.block_group import GrowPool
 from ..kvcache.coordinator import Coordinator
-from ..kvcache.state_keeper import KeptState, StateKeeper
+from ..kvcache.state_keeper import KeptState
 from ..sampling.acceptance import accepted
 from ..scheduler.cold_port import ColdPort
 from ..scheduler.plan import PlannedRow, StepPlan
 from ..scheduler.request import Request, RequestStatus
 from ..scheduler.scheduler import Scheduler
-from ..settings import SchedulerSettings
 from .simulated_checks import check_contents, check_plan
 from .simulated_device import Device, SimulatedRequest
 from .simulated_disk import SimulatedDisk
 from .simulated_model import SimulatedModel
-
-STATE_BYTES = 1
-"""What a simulated state counts in the keeper's account."""
-
-
-@attrs.frozen(kw_only=True)
-class SimulatorSetup:
-    """The size of a simulated engine.
-
-    Attributes:
-        layout: The model's cache layout.
-        num_blocks: Blocks of each group's pool at first, the null block included.
-        max_num_blocks: Blocks of each pool after growth; None for pools of fixed size.
-        block_size: Tokens of a block.
-        max_slice: Tokens of one sequence that a step computes, at most.
-        max_context: Positions that the model can address.
-        row_exact: See `Scheduler`.
-        snapshots: States that the keeper may hold; 0 leaves the number to its own rules.
-        want_ladder: Whether states are kept at shallow boundaries too, and windows at anchors.
-        root: Owner of the root session, if there is one.
-        scheduler: Widths and budgets.
-    """
-
-    layout: CacheLayout
-    num_blocks: Sequence[int]
-    max_num_blocks: Sequence[int] | None = None
-    block_size: int = 4
-    max_slice: int = 2048
-    max_context: int = 2048
-    row_exact: bool = False
-    snapshots: int = 0
-    want_ladder: bool = False
-    root: str | None = None
-    scheduler: SchedulerSettings = attrs.field(factory=SchedulerSettings)
-
-    def make_cache(self, grow: GrowPool) -> Coordinator:
-        """Return an empty cache of this size."""
-        most = self.max_num_blocks or self.num_blocks
-        allocators = [
-            BlockAllocator(n, self.block_size, m)
-            for n, m in zip(self.num_blocks, most, strict=True)
-        ]
-        dynamic = self.max_num_blocks is not None
-        cache = Coordinator(
-            self.layout,
-            allocators,
-            grow if dynamic else None,
-            self._keeper() if self.layout.states else None,
-            self.max_slice,
-        )
-        if self.want_ladder and cache.kinds.windows is not None:
-            cache.kinds.windows.pins.want_anchors([1, 2, 4])
-        return cache
-
-    def _keeper(self) -> StateKeeper:
-        keeper = StateKeeper(
-            self.block_size, STATE_BYTES, max_bytes=self.snapshots, root=self.root
-        )
-        keeper.want_ladder = self.want_ladder
-        return keeper
+from .simulated_setup import SimulatorSetup
 
 
 @attrs.frozen(eq=False)
@@ -107,7 +45,8 @@ class ComputedStep:
     snapshots: dict[RequestId, KeptState]
 
 
-MakeCold: TypeAlias = Callable[[CacheLayout, Coordinator, Device], ColdPort]
+MakeCold: TypeAlias = Callable[[Coordinator, Device], ColdPort | None]
+"""Makes the cold tier of a simulator, if there is one."""
 
 
 class Simulator:
@@ -122,22 +61,37 @@ class Simulator:
         requests: Every request so far.
         plans: Every plan so far.
         memory_is_tight: Whether pools may not grow.
+        grow: Asked before a pool grows; raises `MemoryBudgetError` to refuse.
     """
 
-    def __init__(self, setup: SimulatorSetup, model: SimulatedModel | None = None) -> None:
+    def __init__(
+        self,
+        setup: SimulatorSetup,
+        model: SimulatedModel | None = None,
+        make_cold: MakeCold | None = None,
+    ) -> None:
+        """Begin without requests.
+
+        Args:
+            setup: The size.
+            model: What computes tokens.
+            make_cold: Makes another cold tier than the invented disk.
+        """
         self.setup = setup
         self.model = model or SimulatedModel()
         self.memory_is_tight = False
-        self.cache = setup.make_cache(self._grow)
+        self.grow: GrowPool = self._grow_if_roomy
+        self.cache = setup.make_cache(self._ask_to_grow)
         self.device = Device(setup.layout, setup.block_size, self.model)
         self.cache.bind_states(self.device.states)
         self.disk = SimulatedDisk(setup.layout, self.cache, self.device)
-        self.scheduler = self._make_scheduler(self.disk)
+        cold = self.disk if make_cold is None else make_cold(self.cache, self.device)
+        self.scheduler = self._make_scheduler(cold)
         self.requests: dict[RequestId, SimulatedRequest] = {}
         self.plans: list[StepPlan] = []
         self._in_flight: ComputedStep | None = None
 
-    def _make_scheduler(self, cold: ColdPort) -> Scheduler:
+    def _make_scheduler(self, cold: ColdPort | None) -> Scheduler:
         return Scheduler(
             self.setup.scheduler,
             self.cache,
@@ -147,7 +101,10 @@ class Simulator:
             cold=cold,
         )
 
-    def _grow(self, group: int, num_blocks: int) -> None:
+    def _ask_to_grow(self, group: int, num_blocks: int) -> None:
+        self.grow(group, num_blocks)
+
+    def _grow_if_roomy(self, group: int, num_blocks: int) -> None:
         if self.memory_is_tight:
             raise MemoryBudgetError("the simulated memory is full")
 
@@ -210,14 +167,14 @@ class Simulator:
             self.cancel(self.requests[starved])
         if plan.rows:
             drawn = self.device.run(plan, self.requests)
-            self._in_flight = ComputedStep(plan, drawn, self._snapshots(plan))
+            self._in_flight = ComputedStep(plan, drawn, self.snapshots(plan))
             self.scheduler.mark_in_flight(plan)
         if previous is not None:
             self._settle(previous)
         self.check()
         return plan
 
-    def _snapshots(self, plan: StepPlan) -> dict[RequestId, KeptState]:
+    def snapshots(self, plan: StepPlan) -> dict[RequestId, KeptState]:
         """Return the states at boundaries that a step has reached."""
         found: dict[RequestId, KeptState] = {}
         for row in plan.rows:

@@ -35,7 +35,8 @@ from neve.kvcache.state_manager import StateManager
 from neve.settings import SchedulerSettings
 from neve.testing.simulated_device import SimulatedRequest
 from neve.testing.simulated_model import SimulatedModel
-from neve.testing.simulator import Simulator, SimulatorSetup
+from neve.testing.simulated_setup import SimulatorSetup
+from neve.testing.simulator import Simulator
 
 SIZE, WINDOW, SLICE, VOCAB = 4, 6, 8, 5
 FULL = FullAttention(1, 8)
@@ -59,7 +60,12 @@ def simulator(
     """Return a simulator with so many usable blocks in each group; 64 if none are named."""
     count = max(1, len(layout.groups))
     sizes = (num_blocks or (64,)) * count
-    options: dict[str, Any] = {"max_num_seqs": 4, "watermark_fraction": 0.0}
+    options: dict[str, Any] = {
+        "max_num_seqs": 4,
+        "prefill_chunk_size": SLICE,
+        "long_prefill_tokens": SLICE,
+        "watermark_fraction": 0.0,
+    }
     setup = SimulatorSetup(
         layout=layout,
         num_blocks=[n + 1 for n in sizes[:count]],
@@ -67,9 +73,7 @@ def simulator(
         max_slice=SLICE,
         max_context=96,
         snapshots=8,
-        scheduler=SchedulerSettings(
-            **{"prefill_chunk_size": SLICE, "long_prefill_tokens": SLICE, **options} | scheduler
-        ),
+        scheduler=SchedulerSettings(**(options | scheduler)),
     )
     return Simulator(setup, SimulatedModel(VOCAB, end_token))
 
@@ -138,6 +142,7 @@ def setups(draw: st.DrawFn) -> SimulatorSetup:
         row_exact=draw(st.booleans()),
         snapshots=draw(st.sampled_from([0, 8])),
         want_ladder=draw(st.booleans()),
+        anchors=draw(st.sampled_from([(), (1, 2, 4)])),
         scheduler=SchedulerSettings(
             max_num_seqs=draw(st.sampled_from([2, 4])),
             max_batched_tokens=draw(st.sampled_from([3, 8, 16])),
