@@ -185,7 +185,7 @@ def test_a_plan_is_made_and_printed_without_a_weight(unreadable, name, options, 
 
     assert lines.items() <= dict(plan.lines()).items()
     assert all(f"{text}" in str(plan) for text in lines.values())
-    assert mx.get_active_memory() == before
+    assert mx.get_active_memory() <= before  # other tests may have left garbage
     with pytest.raises(attrs.exceptions.FrozenInstanceError):
         plan.cache.max_slice = 1
     with pytest.raises(NeveError, match="was read"):
