@@ -6,6 +6,7 @@ import importlib.util
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import attrs
 import mlx.core as mx
@@ -179,24 +180,24 @@ def unreadable(monkeypatch):
 )
 def test_a_plan_is_made_and_printed_without_a_weight(unreadable, name, options, lines):
     """KV-6: all that loading decides is known from the config, the settings and the headers."""
-    options = {"paged_cache_memory_mb": 8, "dtype": "float32", **options}
+    asked: dict[str, Any] = {"paged_cache_memory_mb": 8, "dtype": "float32", **options}
     before = mx.get_active_memory()
-    plan = LoadPlan.expected(examine(CHECKPOINT.parent / name, **options))
+    plan = LoadPlan.expected(examine(CHECKPOINT.parent / name, **asked))
 
     assert lines.items() <= dict(plan.lines()).items()
     assert all(f"{text}" in str(plan) for text in lines.values())
     assert mx.get_active_memory() <= before  # other tests may have left garbage
     with pytest.raises(attrs.exceptions.FrozenInstanceError):
-        plan.cache.max_slice = 1
+        plan.cache.max_slice = 1  # pyright: ignore[reportAttributeAccessIssue]
     with pytest.raises(NeveError, match="was read"):
-        neve.load(CHECKPOINT.parent / name, **options)
+        neve.load(CHECKPOINT.parent / name, **asked)
 
 
 @pytest.mark.parametrize("name", ["qwen3", "lfm2", "gemma4"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_model_is_loaded_as_planned(name, dtype):
     """KV-6: the plan names the sizes that loading then finds."""
-    options = {"paged_cache_memory_mb": 8, "dtype": dtype}
+    options: dict[str, Any] = {"paged_cache_memory_mb": 8, "dtype": dtype}
     plan = LoadPlan.expected(examine(CHECKPOINT.parent / name, **options))
     with neve.load(CHECKPOINT.parent / name, **options) as model:
         info = model.info
@@ -229,12 +230,14 @@ def test_kept_states_stay_below_the_cap():
     path, room_mib = CHECKPOINT.parent / "lfm2", 40
     with neve.load(path, dtype="float32", cache_limit_gb=room_mib / 1024) as model:
         state = model.stats().pools
+        assert state is not None
         assert (state.snapshot_bytes, state.snapshot_refusals) == (0, 0)
         for seed in range(8):
             model.generate(list(range(10 + seed, 110 + seed)), max_tokens=1)
         kept = model.stats().pools
         again = model.generate([*range(17, 117), 5], max_tokens=1)
 
+        assert kept is not None
         assert kept.snapshot_bytes > 0
         assert kept.snapshot_refusals == 0
         assert again.usage.cached_tokens == 96
