@@ -190,9 +190,7 @@ class Bench:
             if request is None:
                 continue
             if row.drafts:
-                self.states[row.request].accept(
-                    mx.array(tokens, mx.int32), count=len(tokens)
-                )
+                self.states[row.request].accept(mx.array(tokens, mx.int32), count=len(tokens))
             self.settled(request)
             if request.num_outputs == request.max_tokens:
                 self.done[row.request] = request.tokens
