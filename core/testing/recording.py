@@ -1,8 +1,4 @@
-"""What a real engine asks of its scheduler and cache, written down and replayed.
-
-A recording is plain data: the sizes of the engine, then every call in order with its outcome,
-plans included. `replay` makes the same calls on a fresh scheduler and a fresh cache.
-"""
+"""What a real engine asks of its scheduler and cache: its sizes, then every call in order."""
 
 from __future__ import annotations
 
@@ -22,6 +18,7 @@ from ..contract.cache_spec import (
     StateTensor,
     layer_routes,
 )
+from ..contract.tap import Tap
 from ..engine.core import Core
 from ..errors import MemoryBudgetError
 from ..kvcache.block_group import BlockGroup
@@ -82,6 +79,7 @@ class Recording:
         recurrent: Whether there are recurrent layers.
         grows: Whether pools may grow.
         cold: Whether there is a cold tier.
+        taps: Layers of the taps that every plan asks for.
         setup: Other sizes, as keywords of `SimulatorSetup`.
         scheduler: Settings of the scheduler.
         events: The calls.
@@ -91,6 +89,7 @@ class Recording:
     recurrent: bool
     grows: bool
     cold: bool
+    taps: tuple[int | None, ...]
     setup: dict[str, Any]
     scheduler: dict[str, Any]
     events: list[Event] = attrs.field(factory=list)
@@ -113,6 +112,7 @@ class Recording:
             layout=self.layout,
             num_blocks=[g.num_blocks for g in self.groups],
             max_num_blocks=[g.max_num_blocks for g in self.groups] if self.grows else None,
+            taps=tuple(map(Tap, self.taps)),
             scheduler=SchedulerSettings(**self.scheduler),
             **self.setup,
         )
@@ -126,6 +126,7 @@ class Recording:
         """Return the recording that `to_json` wrote."""
         fields = json.loads(text)
         groups = tuple(GroupRecord(**group) for group in fields.pop("groups"))
+        fields["taps"] = tuple(fields["taps"])
         return cls(groups=groups, **fields)
 
 
@@ -269,6 +270,7 @@ def _sizes(core: Core) -> Recording:
         recurrent=bool(layout.states),
         grows=any(group._grow_pool is not None for group in cache.groups),
         cold=core.cold is not None,
+        taps=tuple(tap.layer for tap in scheduler._planner._taps),
         setup={
             "block_size": cache.block_size,
             "max_slice": cache.max_slice,

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import attrs
 
 from ..contract.cache_spec import CacheLayout
+from ..contract.tap import Tap
 from ..kvcache.block_allocator import BlockAllocator
 from ..kvcache.block_group import GrowPool
 from ..kvcache.coordinator import Coordinator
@@ -33,6 +34,7 @@ class SimulatorSetup:
         want_ladder: Whether states are kept at shallow boundaries too.
         anchors: Boundaries, in blocks, at which windows are held on to.
         root: Owner of the root session, if there is one.
+        taps: Places in the model whose hidden states are wanted of every token.
         scheduler: Widths and budgets.
     """
 
@@ -47,6 +49,7 @@ class SimulatorSetup:
     want_ladder: bool = False
     anchors: Sequence[int] = ()
     root: str | None = None
+    taps: tuple[Tap, ...] = ()
     scheduler: SchedulerSettings = attrs.field(factory=SchedulerSettings)
 
     def make_cache(self, grow: GrowPool) -> Coordinator:

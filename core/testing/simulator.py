@@ -99,6 +99,7 @@ class Simulator:
             block_size=self.setup.block_size,
             row_exact=self.setup.row_exact,
             cold=cold,
+            taps=self.setup.taps,
         )
 
     def _ask_to_grow(self, group: int, num_blocks: int) -> None:
