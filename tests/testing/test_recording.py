@@ -13,7 +13,8 @@ import pytest
 import neve
 from neve.errors import CacheMisuseError
 from neve.scheduler.plan import PlannedRow, StepPlan
-from neve.testing.recording import Recorder, Recording
+from neve.testing.recorder import Recorder
+from neve.testing.recording import Recording
 from neve.testing.replay import Replay
 
 pytestmark = pytest.mark.mlx
