@@ -1,1 +1,1 @@
-"""What the core and the families say to one another."""
+"""The contract between the core and the families: hooks, cache layouts, steps."""

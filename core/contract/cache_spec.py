@@ -1,6 +1,6 @@
-"""What a family declares about its cache: groups of equal layers, and each layer's route.
+"""A family's declaration of its cache: groups of equal layers, and each layer's route.
 
-Pure values. Building a `CacheLayout` validates it, so whoever holds one may rely on it.
+Pure values. Building a `CacheLayout` validates the layout, so its users need no checks.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Owned:
 
     Attributes:
         group: Index of its group.
-        ordinal: Its place among the group's layers.
+        ordinal: Index of the layer among the group's layers.
     """
 
     group: int
@@ -52,7 +52,7 @@ class Owned:
 
 @attrs.frozen
 class Alias:
-    """A layer that reads the cache of another one.
+    """A layer that reads the keys and values of an earlier layer.
 
     Attributes:
         anchor: Index of the layer that owns the storage.
@@ -67,7 +67,7 @@ class Recurrent:
 
     Attributes:
         group: Index of its state group.
-        ordinal: Its place among the group's layers.
+        ordinal: Index of the layer among the group's layers.
     """
 
     group: int
@@ -96,7 +96,7 @@ class CacheLayout:
         states: One spec a group of recurrent layers; no two are equal.
 
     Raises:
-        ValueError: A rule is broken; the sentence names the layer or group.
+        ValueError: A rule is broken; the message names the layer or group.
     """
 
     groups: tuple[AttentionSpec, ...] = attrs.field(converter=tuple)
@@ -158,10 +158,10 @@ class CacheLayout:
         return sum(isinstance(r, Owned) and r.group == group for r in self.routes)
 
     def owner(self, layer: int) -> Owned:
-        """Return where `layer` keeps its keys and values, through an alias if it is one.
+        """Return the group and ordinal of a layer's keys and values; an alias is followed.
 
         Raises:
-            ValueError: The layer keeps none.
+            ValueError: The layer has no keys and values in the cache.
         """
         route = self.routes[layer]
         if isinstance(route, Alias):
@@ -171,10 +171,10 @@ class CacheLayout:
         return route
 
     def state(self, layer: int) -> RecurrentState:
-        """Return the state that `layer` keeps.
+        """Return the spec of a layer's recurrent state.
 
         Raises:
-            ValueError: The layer keeps none.
+            ValueError: The layer has no recurrent state.
         """
         route = self.routes[layer]
         if not isinstance(route, Recurrent):
@@ -198,19 +198,20 @@ class CacheLayout:
     def primary(self) -> int:
         """The first group that keeps every position; 0 if there is none.
 
-        How long a prefix is, is said by its blocks: those of a window come and go.
+        The length of a cached prefix is counted in this group's blocks: blocks of a window
+        expire.
         """
         kept = (i for i, spec in enumerate(self.groups) if spec.visible_tokens is None)
         return next(kept, 0)
 
     @property
     def windows(self) -> tuple[int, ...]:
-        """Groups of layers that see a window only."""
+        """Indices of the groups with a sliding window."""
         return tuple(i for i, spec in enumerate(self.groups) if spec.visible_tokens is not None)
 
 
 LayerSpec: TypeAlias = AttentionSpec | RecurrentState | Alias | None
-"""What a layer keeps, whose keys and values it reads, or nothing."""
+"""Spec of one layer: keys and values, a state, another layer's cache, or None for no cache."""
 
 
 def uniform_layout(spec: AttentionSpec, num_layers: int) -> CacheLayout:
@@ -223,7 +224,7 @@ def layer_routes(specs: Sequence[LayerSpec]) -> CacheLayout:
 
     Args:
         specs: One spec a layer, in layer order; an `Alias` for a layer that reads another
-            one's keys and values, None for a layer that keeps nothing.
+            layer's keys and values, None for a layer without a cache.
     """
     groups = list(dict.fromkeys(s for s in specs if isinstance(s, AttentionSpec)))
     states = list(dict.fromkeys(s for s in specs if isinstance(s, RecurrentState)))

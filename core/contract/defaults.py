@@ -1,4 +1,4 @@
-"""Answers to the hooks that a family leaves out, derived from its config and cache layout."""
+"""Default answers to the optional hooks, derived from a family's config and cache layout."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .plan import ColdEligibility, ModelShape
 from .sidecar import SidecarPolicy, anchor_grid, recurrent_policy, window_policy
 
 WINDOW_ANCHORS = anchor_grid(1, 4)
-"""Boundaries, in blocks, at which every prompt's windows are worth a sidecar."""
+"""Boundaries, in blocks, at which a window of every prompt is written as a sidecar."""
 
 CONFIG_NAMES = ("vocab_size", "max_position_embeddings", "num_hidden_layers")
 """Attributes of a config from which the default `model_shape` is read."""
@@ -25,18 +25,18 @@ def model_shape(config: Any) -> ModelShape:
 
 
 def sidecar_policy(layout: CacheLayout, dtype: str) -> SidecarPolicy | None:
-    """Return the policy of all that a layout keeps outside its blocks.
+    """Return the policy for windows and recurrent states, which lie outside the blocks.
 
-    None for a layout that keeps nothing there, and for one that is not `eligibility`'s.
+    None for a layout without windows and states, and for a layout that is not eligible.
     """
     return _policy(layout, dtype) if eligibility(layout).eligible else None
 
 
 def _policy(layout: CacheLayout, dtype: str) -> SidecarPolicy | None:
-    """Return the policy of a layout; None for nothing.
+    """Return the sidecar policy of a layout; None without windows and states.
 
     Raises:
-        ValueError: The layout keeps several kinds of state or window, which no sidecar holds.
+        ValueError: No single sidecar can hold the layout's states and windows.
     """
     if layout.states and layout.windows:
         raise ValueError("a sidecar holds states or windows, the layout has both")
@@ -46,7 +46,7 @@ def _policy(layout: CacheLayout, dtype: str) -> SidecarPolicy | None:
 
 
 def eligibility(layout: CacheLayout | None) -> ColdEligibility:
-    """Return whether blocks and sidecars hold all that a prefix leaves behind.
+    """Return whether blocks and sidecars together hold the whole cache of a prefix.
 
     Args:
         layout: The cache layout; None where no config is known.

@@ -1,4 +1,4 @@
-"""The errors that a family's hooks may raise, for families to import."""
+"""The errors that a family's hooks may raise, exported for plugins."""
 
 from ..errors import ConfigError, UnsupportedModelError, WeightError
 

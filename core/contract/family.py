@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 @attrs.frozen
 class Family:
-    """One plugin's answers, behind typed methods; see `contract.hooks` for what they mean.
+    """One plugin's answers, behind typed methods; `contract.hooks` specifies each of them.
 
-    Each raises `HookFailedError` for what `contract.guard` does not let pass.
+    Each method raises `HookFailedError` where `contract.guard` refuses an answer or an error.
     """
 
     info: FamilyInfo
@@ -64,7 +64,7 @@ class Family:
     def forward(
         self, model: nn.Module, batch: StepBatch, context: ForwardContext
     ) -> ForwardOutput:
-        """Return logits `[R, V]`, and the hidden states that the step wants."""
+        """Return logits `[R, V]`, and the hidden states at the step's taps."""
         ask = self._ask.get("forward")
         if ask is None:
             output: object = model(batch, context)
@@ -86,11 +86,11 @@ class Family:
         return defaults.eligibility(self.declare_cache_groups(config) if known else None)
 
     def execution_plan(self, config: Any) -> ExecutionPlan:
-        """Return the family's plan, the default one if it states none."""
+        """Return the family's plan; the default plan without such a hook."""
         ask = self._ask.get("execution_plan")
         return (ask and ask(config=config)) or ExecutionPlan()
 
     def output_protocol(self, config: Any) -> OutputProtocol:
-        """Return the family's output protocol, an empty one if it states none."""
+        """Return the family's output protocol; an empty one without such a hook."""
         ask = self._ask.get("output_protocol")
         return (ask and ask(config=config)) or OutputProtocol()

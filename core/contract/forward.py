@@ -1,8 +1,8 @@
-"""What one step hands to a family's `forward`.
+"""Inputs, outputs and cache access of a family's `forward`.
 
 A step computes `T` tokens at once: first the decode rows, one token each, then prefill
-slices. The family sees ids, positions and a context; which pages, masks or caches stand
-behind the context is none of its business.
+slices. A family gets token ids, positions and a context. Pages, masks and cache kinds stay
+hidden behind the context.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class Segment:
     """Consecutive tokens of one sequence inside a step.
 
     Attributes:
-        start: Index of its first token in the step, `0 <= start < T`.
+        start: Index in the step of the segment's first token, `0 <= start < T`.
         length: Tokens; 1 for a decode row.
-        position: Absolute position of its first token.
+        position: Absolute position of the segment's first token.
     """
 
     start: int
@@ -42,18 +42,18 @@ class StepBatch:
     """The tokens of one step.
 
     Attributes:
-        ids: Token ids `[T]`, int32. Those of decode rows may still be unevaluated.
+        ids: Token ids `[T]`, int32. Ids of decode rows may still be unevaluated.
         positions: Absolute positions `[T]`, int32.
         segments: The step's segments in token order: wave by wave, then prefill slices.
-        waves: Leading segments of equal length, by ascending length; decode rows have one
-            token, rows that verify k drafts have 1 + k.
+        waves: Leading segments of equal length, by ascending length. Decode rows have one
+            token; rows that verify k drafts have 1 + k.
         logit_rows: Indices `[R]`, int32 and strictly ascending, of the tokens whose logits are
             wanted.
         taps: Places whose hidden states are wanted; empty in most steps.
         hidden_rows: Indices `[H]`, int32 and strictly ascending, of the tokens whose hidden
             states are wanted; None without taps.
-        rope_positions: Rotary positions `[A, T]`, int32, of one axis or three, where they
-            differ from the cache's `positions`; None where they are equal.
+        rope_positions: Rotary positions `[A, T]`, int32, A = 1 or 3 axes, where they differ
+            from the cache positions in `positions`; None where both are equal.
 
     Raises:
         ValueError: Taps without rows, or rotary positions of another shape.
@@ -80,18 +80,18 @@ class StepBatch:
 
     @property
     def rotary(self) -> mx.array:
-        """Positions by which heads are rotated, `[T]` or `[A, T]`."""
+        """Positions for the rotary embedding, `[T]` or `[A, T]`."""
         return self.positions if self.rope_positions is None else self.rope_positions
 
     @property
     def num_decode_rows(self) -> int:
-        """How many of the segments are decode rows, one token each; they come first."""
+        """Decode rows among the segments, one token each; decode rows come first."""
         decodes = bool(self.waves) and self.waves[0].query_len == 1
         return self.waves[0].num_rows if decodes else 0
 
     @property
     def num_wave_rows(self) -> int:
-        """How many of the segments belong to a wave."""
+        """Segments that belong to a wave."""
         return sum(wave.num_rows for wave in self.waves)
 
 
@@ -100,10 +100,10 @@ _NOTHING: Mapping[Tap, mx.array] = MappingProxyType({})
 
 @attrs.frozen(eq=False)
 class ForwardOutput:
-    """What a family's `forward` returns.
+    """The result of a family's `forward`.
 
     Attributes:
-        logits: Logits `[R, vocab_size]` of `StepBatch.logit_rows`; None if no row wants any.
+        logits: Logits `[R, vocab_size]` of `StepBatch.logit_rows`; None for `R = 0`.
         hidden: Hidden states `[H, D]` of `StepBatch.hidden_rows` at each of `StepBatch.taps`,
             in the compute dtype; empty without taps.
     """
@@ -113,14 +113,14 @@ class ForwardOutput:
 
 
 State: TypeAlias = tuple[mx.array, ...]
-"""Tensors `[N, *shape]` of a layer's `RecurrentState`, in its order."""
+"""Tensors `[N, *shape]` of a layer's `RecurrentState`, in the order of its spec."""
 
 ScanStep: TypeAlias = Callable[[tuple[mx.array, ...], State], tuple[mx.array, State]]
-"""Inputs `[N, L, …]` and the state before them -> output `[N, L, …]` and the state after."""
+"""Maps inputs `[N, L, …]` and the prior state to outputs `[N, L, …]` and the next state."""
 
 
 class ForwardContext(Protocol):
-    """All that a model sees of the cache during one step."""
+    """A model's access to the cache during one step."""
 
     def attend(
         self,
@@ -132,22 +132,22 @@ class ForwardContext(Protocol):
     ) -> mx.array:
         """Store the step's keys and values, then attend each token to its own sequence.
 
-        Call it once a layer, in layer order. A token sees the positions up to its own.
+        Call `attend` once a layer, in layer order. Attention is causal.
 
         Args:
             layer: Index of the layer.
             q: Queries `[T, Hq, D]`; `Hq` is a multiple of the layer's key heads.
-            k: Keys `[T, Hk, D]`, or None for a layer that reads its anchor's.
+            k: Keys `[T, Hk, D]`, or None for a layer that reads its anchor's keys.
             v: Values `[T, Hk, Dv]`, or None with `k`.
-            scoring: How keys are weighed; a layer builds the value once.
+            scoring: Scale, softcap and sinks of the scores; a layer builds the value once.
 
         Returns:
             `[T, Hq, Dv]`, in the dtype of `q`.
 
         Raises:
-            CacheMisuseError: The layer owns its cache and `k` or `v` is missing, or it is an
-                alias and brings some; heads are not of the shape that the layout declares; or
-                the layer was called before, or a later layer was.
+            CacheMisuseError: The layer owns its cache and `k` or `v` is missing; or the layer
+                is an alias and `k` or `v` is given; or heads differ in shape from the layout;
+                or the layer, or a later one, was already called in this step.
         """
         ...
 
@@ -157,16 +157,16 @@ class ForwardContext(Protocol):
         projected: Projected,
         scoring: Scoring,
     ) -> mx.array:
-        """Make heads of a layer's projections, then `attend`.
+        """Apply norms and rotation to projected heads, then `attend`.
 
-        Norms, rotation and the way into the cache are one operation where a context can.
-        `rope` and `attend` remain for layers that do more to their heads.
+        A context may fuse norms, rotation and the store to the cache into one operation.
+        Layers with other head operations use `rope` and `attend`.
 
         Args:
             layer: Index of the layer.
             projected: Queries, keys and values; queries alone for a layer that reads its
                 anchor's keys.
-            scoring: How keys are weighed; a layer builds the value once.
+            scoring: Scale, softcap and sinks of the scores; a layer builds the value once.
 
         Returns:
             `[T, Hq, Dv]`, in the dtype of the projections.
@@ -177,16 +177,16 @@ class ForwardContext(Protocol):
         ...
 
     def scan(self, layer: int, inputs: tuple[mx.array, ...], step: ScanStep) -> mx.array:
-        """Run a recurrence over each sequence's tokens, and keep its state.
+        """Run a recurrence over each sequence's tokens, and store the new state.
 
-        Call it once a recurrent layer. `step` is pure: it may be called for several rows of
-        one token each (decode) or one row of several (a prefill slice), as often as the
-        context likes, and what it computes for a row does not depend on the others.
+        Call `scan` once a recurrent layer. `step` must be pure: the context may call `step`
+        with several rows of one token (decode) or with one row of several tokens (a prefill
+        slice), and more than once. A row's result must not depend on other rows.
 
         Args:
             layer: Index of the layer.
-            inputs: Arrays `[T, …]`. The first one has the compute dtype, which is that of
-                state tensors that declare none.
+            inputs: Arrays `[T, …]`. The first array has the compute dtype. State tensors
+                without a dtype of their own have the compute dtype too.
             step: The recurrence: gets inputs `[N, L, …]` of N sequences and their states
                 `[N, *shape]`, zeros before a sequence's first token; returns the output
                 `[N, L, …]` and the states after the last token, in their shapes and dtypes.
@@ -195,8 +195,8 @@ class ForwardContext(Protocol):
             `[T, …]`, the outputs in token order.
 
         Raises:
-            CacheMisuseError: The layer has no state, or was called before, or a later layer
-                was; or the state that `step` returned is not what the layout declares.
+            CacheMisuseError: The layer has no state; or the layer, or a later one, was already
+                called in this step; or the state from `step` differs from the layout.
         """
         ...
 

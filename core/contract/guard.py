@@ -1,4 +1,4 @@
-"""Hooks as the core asks them: whatever goes wrong names the family and the hook."""
+"""Guarded hook calls: every error of a hook names the family and the hook."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ ANSWERS: Mapping[str, tuple[type, ...]] = {
     "execution_plan": (ExecutionPlan, type(None)),
     "output_protocol": (OutputProtocol, type(None)),
 }
-"""Hook -> what it may return; other hooks return values of the family's own."""
+"""Hook -> types of its answer; the other hooks return values of the family's own types."""
 
 UNGUARDED = frozenset({"forward"})
-"""Asked once a step: an error there ends the step with its own name and traceback."""
+"""Hooks called once a step: an error there ends the step with its own name and traceback."""
 
 
 def guarded(family: str, hook: str, call: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `call` with its errors and answers checked.
+    """Return `call` with checks of its errors and answers.
 
-    Errors of neve's own tree pass: they say what is wrong with a config or with weights. Any
-    other error is a fault of the plugin, or of a checkpoint that the plugin does not examine.
+    Errors of neve's own tree pass: their messages name the fault in a config or in weights.
+    Any other error is a fault of the plugin, or of a checkpoint that the plugin did not check.
 
     Args:
         family: The family's name.
@@ -41,8 +41,8 @@ def guarded(family: str, hook: str, call: Callable[..., Any]) -> Callable[..., A
         call: The hook.
 
     Raises:
-        HookFailedError: From the returned function: the hook raised something else, or
-            returned a value of another type than the hook specification says.
+        HookFailedError: Raised by the returned function: the hook raised an error outside
+            neve's tree, or returned a value of another type than its specification.
     """
     if hook in UNGUARDED:
         return call
@@ -65,10 +65,10 @@ def guarded(family: str, hook: str, call: Callable[..., Any]) -> Callable[..., A
 
 
 def check_layout(family: str, layout: CacheLayout, shape: ModelShape) -> CacheLayout:
-    """Return a layout that has one route for each layer of the model.
+    """Return `layout` if it has one route for each layer of the model.
 
     Raises:
-        HookFailedError: It has more or fewer.
+        HookFailedError: The number of routes differs from the number of layers.
     """
     if layout.num_layers != shape.num_layers:
         reason = (
@@ -80,13 +80,13 @@ def check_layout(family: str, layout: CacheLayout, shape: ModelShape) -> CacheLa
 
 
 def check_output(family: str, output: object, batch: StepBatch) -> ForwardOutput:
-    """Return the answer of `forward` if it has what the step wants.
+    """Return the output of `forward` if logits and hidden states match the step.
 
-    Rows of other tokens would be sampled from without notice: the sampler takes the first.
+    Without the check, the sampler would silently draw from logits of other tokens.
 
     Raises:
-        HookFailedError: It is no `ForwardOutput`, its logits have another shape than
-            `[R, V]`, or its hidden states are of other taps.
+        HookFailedError: The output is no `ForwardOutput`, its logits are not `[R, V]`, or its
+            hidden states belong to other taps.
     """
     from .forward import ForwardOutput
 

@@ -1,4 +1,4 @@
-"""What an attention layer has projected, before the context makes heads of it."""
+"""Projections of an attention layer, as input of `ForwardContext.attend_projected`."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ class RopeSpec:
 
 @attrs.frozen(eq=False)
 class Projected:
-    """Queries, keys and values of a step's tokens, not yet normed nor rotated.
+    """Queries, keys and values of a step's tokens, before norms and rotation.
 
-    `layers.heads.prepare` says in operations what becomes of them.
+    `layers.heads.prepare` is the reference for the operations that follow.
 
     Attributes:
-        parts: `[T, W]`, whose rows begin with queries, keys and values as `shape` has them;
-            or queries, keys and values one by one, `[T, W]` each.
-        shape: How the heads lie in a row.
+        parts: One array `[T, W]` with queries, keys and values in the columns that `shape`
+            names; or separate arrays for queries, keys and values, `[T, W]` each.
+        shape: Columns of the heads in a row.
         q_norm: Norm of queries, None for none.
-        k_norm: Of keys.
-        v_norm: Of values.
+        k_norm: Norm of keys, None for none.
+        v_norm: Norm of values, None for none.
         rope: Rotation of queries and keys after their norms, None for none.
     """
 
@@ -63,5 +63,5 @@ class Projected:
 
     @property
     def joined(self) -> mx.array:
-        """The rows `[T, W]` that have everything."""
+        """One array `[T, W]` with the columns of all parts."""
         return self.parts[0] if len(self.parts) == 1 else mx.concatenate([*self.parts], axis=-1)

@@ -1,10 +1,10 @@
-"""The questions that the core asks a family, each answered by one function of its module.
+"""The hook specification: each hook is answered by one function of a family's module.
 
-A hook announces, the object it returns acts: hooks are asked at load and once a step,
-never per token or layer. pluggy reads this class at run time; pyright checks a plugin
+A hook returns a value or an object that does the work: hooks are called at load and once a
+step, never per token or layer. pluggy reads this class at run time; pyright checks a plugin
 module against it (`hooks: FamilyHooks = plugin_module`). Each docstring says, in this
-order: what is asked; when, on which thread; shapes and units; what may be raised; which
-clause of the conformance suite checks it.
+order: the answer; when and on which thread the hook is called; shapes and units; errors that
+the hook may raise; the clause of the conformance suite that checks the hook.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 
 
 class RequiredHooks(Protocol):
-    """What every family's module answers."""
+    """The hooks that every family's module implements."""
 
     @hookspec(firstresult=True)
     def family_info(self) -> FamilyInfo:
-        """Say who the family is.
+        """Return the family's name, versions and model types.
 
         Asked once at discovery, on any thread; must not import MLX.
         No shapes.
@@ -81,14 +81,14 @@ class RequiredHooks(Protocol):
 
 
 class OptionalHooks(Protocol):
-    """What a family answers where `contract.defaults` does not fit."""
+    """The hooks that a family implements where `contract.defaults` does not fit."""
 
     @hookspec(firstresult=True)
     def model_shape(self, config: Any) -> ModelShape:
-        """State vocabulary, context and layer count.
+        """Return vocabulary, context and layer count.
 
         Asked at load, on the loading thread; if left out, `vocab_size`,
-        `max_position_embeddings` and `num_hidden_layers` of the config count.
+        `max_position_embeddings` and `num_hidden_layers` of the config are used.
         Counts; the context in tokens.
         Must not raise.
         Suite: `test_layout`.
@@ -99,26 +99,26 @@ class OptionalHooks(Protocol):
     def forward(
         self, model: nn.Module, batch: StepBatch, context: ForwardContext
     ) -> ForwardOutput:
-        """Compute the logits of the rows that want them, and the hidden states asked for.
+        """Compute the logits of `batch.logit_rows`, and the hidden states at `batch.taps`.
 
         Asked once a step, on the engine thread; must not wait for the device; if left out, the
         answer is `model(batch, context)`.
         ids `[T]` int32 in; logits `[R, vocab_size]` out, `R = len(batch.logit_rows)`, None
         for `R = 0`; hidden states `[H, D]` of `batch.hidden_rows` for each of `batch.taps`.
         Every logit is a finite number, or its request fails with `NonFiniteLogitsError`.
-        Must not raise; a raise ends the step and fails its requests.
+        Must not raise; an error ends the step and fails its requests.
         Suite: `test_paged_equals_flat`, `test_batched_equals_serial`, `test_taps`.
         """
         ...
 
     @hookspec(firstresult=True)
     def build_sidecar_policy(self, config: Any, dtype: str) -> SidecarPolicy | None:
-        """State which state outside the pools must be restored with a prefix.
+        """Return the policy of the state outside the pools that a restored prefix needs.
 
         Asked at load when the cold tier is on, on the loading thread; by `neve certify`,
         `neve cache` and the suite on any thread; if left out, the windows and the states of
-        the cache layout count.
-        Geometry in elements; None for a family that keeps nothing outside its blocks.
+        the cache layout are used.
+        Geometry in elements; None for a family without state outside its blocks.
         Must not raise.
         Suite: `test_cold_restore_statement`.
         """
@@ -126,11 +126,11 @@ class OptionalHooks(Protocol):
 
     @hookspec(firstresult=True)
     def cold_restore_eligibility(self, config: Any | None) -> ColdEligibility:
-        """Say whether a prefix of this family may come back from disk.
+        """Return whether a prefix of this family may be restored from disk.
 
         Asked with None when families are listed, with a config at load and by the suite; on
-        any thread; if left out, the answer is yes where one sidecar can hold what the cache
-        layout keeps outside its blocks.
+        any thread; if left out, the answer is yes where one sidecar can hold the windows or
+        the states of the cache layout.
         No shapes.
         Must not raise.
         Suite: `test_cold_restore_statement`, `test_restored_equals_computed`.
@@ -139,7 +139,7 @@ class OptionalHooks(Protocol):
 
     @hookspec(firstresult=True)
     def execution_plan(self, config: Any) -> ExecutionPlan:
-        """Say how the family wants to be run.
+        """Return the family's execution plan.
 
         Asked at load, on the loading thread.
         Chunks in tokens.
@@ -150,7 +150,7 @@ class OptionalHooks(Protocol):
 
     @hookspec(firstresult=True)
     def output_protocol(self, config: Any) -> OutputProtocol:
-        """Say how the family's models end a turn, reason and call tools.
+        """Return the marks with which the family's models end a turn, reason and call tools.
 
         Asked at load, on the loading thread.
         Token texts.

@@ -1,7 +1,7 @@
-"""What one layer keeps of the tokens behind it.
+"""The cache of one layer, per kind of layer.
 
-Attention keeps keys and values: of every position, or of a window of the newest. A recurrence
-keeps a state of fixed size, the sum of all positions so far.
+Attention keeps keys and values of every position, or of a window of the newest positions.
+A recurrent layer keeps a state of fixed size that sums up all positions so far.
 """
 
 from __future__ import annotations
@@ -108,9 +108,9 @@ class SlidingWindow(AttentionSpec):
         return max(0, position - self.window + 1)
 
     def rows_at(self, boundary: int) -> int:
-        """Return the positions that are kept of a prefix of `boundary` tokens.
+        """Return the positions whose keys and values a prefix of `boundary` tokens keeps.
 
-        The layout rule of every representation of a window: contiguous, paged, and on disk.
+        The contiguous, the paged and the stored form of a window all follow this rule.
         """
         return min(boundary, self.window)
 
@@ -120,9 +120,9 @@ class StateTensor:
     """One array of a recurrent state.
 
     Attributes:
-        name: What it is called, e.g. `conv`.
-        shape: Its shape for one sequence, without an axis for rows.
-        dtype: Its dtype whatever the model computes in, e.g. `float32`; None means the
+        name: Name of the array, e.g. `conv`.
+        shape: Shape for one sequence, without an axis for rows.
+        dtype: Dtype that does not follow the compute dtype, e.g. `float32`; None means the
             compute dtype.
     """
 
@@ -145,11 +145,11 @@ class RecurrentState:
     """Layers that keep a state of fixed size, the sum of all positions so far.
 
     Attributes:
-        tensors: Its arrays, in the order in which a scan gets and returns them; all zeros
+        tensors: Arrays of the state, in the order of a scan's arguments; all zeros
             before the first token.
 
     Raises:
-        ValueError: There is no tensor, or two have one name.
+        ValueError: There is no tensor, or two tensors share a name.
     """
 
     tensors: tuple[StateTensor, ...] = attrs.field(

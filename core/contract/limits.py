@@ -1,8 +1,8 @@
-"""How small and how large a number in config.json may be.
+"""Limits for the numbers in config.json.
 
-A config.json comes from strangers. A number beyond these limits would overflow an array
-dimension, take a long time to fail, or give logits that are not numbers; a number within them
-is computed with, or contradicts the weights by name.
+A config.json may come from any source. A number beyond these limits would overflow an array
+dimension, take a long time to fail, or give logits that are not numbers. A number within the
+limits either can be computed with, or contradicts the weights and is reported by name.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Limits:
     most: float
 
     def __call__(self, instance: object, attribute: object, value: float | None) -> None:
-        """Check a field of an attrs class; None passes.
+        """Check a field of an attrs class; None is allowed.
 
         Raises:
             ValueError: The value lies outside.
@@ -40,16 +40,16 @@ class Limits:
 
 
 SIZE = Limits(1, 2**20)
-"""Widths and counts that become a dimension: the product of two and a small factor still fits
-into 32 bits, wherever the third is an everyday one."""
+"""Widths and counts that become a dimension: the product of two such numbers and a small
+factor fits into 32 bits as long as the third factor has a common size."""
 COUNT = Limits(0, 2**20)
-"""Counts of which there may be none."""
+"""Counts that may be zero."""
 LAYERS = Limits(1, 2**12)
 VOCABULARY = Limits(1, 2**24)
 TOKENS = Limits(1, 2**31 - 1)
 """Contexts and windows: positions are 32-bit integers."""
 EPSILON = Limits(1e-30, 1.0)
-"""What norms add to a variance: not zero in float32, where it keeps a row of zeros finite."""
+"""Constants that norms add to a variance: large enough to be nonzero in float32."""
 FACTOR = Limits(1e-6, 1e6)
 """Factors and bounds of activations, scores and logits."""
 SHARE = Limits(1e-6, 1.0)
@@ -57,7 +57,7 @@ ROPE_BASE = Limits(1.0, 1e15)
 """Bases of rotary embeddings. Below one, wavelengths would shrink along a head."""
 INTEGER = Limits(-(2**31), 2**31 - 1)
 REAL = Limits(-1e30, 1e30)
-"""Any number at all: a product of a few still fits into float32."""
+"""Numbers without a narrower limit: a product of a few of them fits into float32."""
 
 
 def read_number(value: Any, limits: Limits, key: str) -> float:
@@ -65,11 +65,11 @@ def read_number(value: Any, limits: Limits, key: str) -> float:
 
     Args:
         value: The value.
-        limits: The least and the greatest.
-        key: Its path, for the error.
+        limits: The least and the greatest value.
+        key: The value's path in config.json, for the error.
 
     Raises:
-        ConfigError: It is no number, or lies outside.
+        ConfigError: The value is no number, or lies outside the limits.
     """
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not limits.least <= value <= limits.most:

@@ -1,4 +1,4 @@
-"""Small answers that a family gives about itself."""
+"""Small values that a family returns about itself."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Literal
 import attrs
 
 HOOKSPEC_VERSION = 2
-"""Version of the hook specification; a plugin states the one it was written for."""
+"""Version of the hook specification; a plugin states the version that it implements."""
 
 
 def _names(values: Iterable[str]) -> tuple[str, ...]:
-    # a lone string would be taken apart into letters
+    # iteration over a lone string would yield its letters
     if isinstance(values, str):
         raise TypeError(f"model_types must be a sequence of strings, got {values!r}")
     return tuple(values)
@@ -20,16 +20,16 @@ def _names(values: Iterable[str]) -> tuple[str, ...]:
 
 @attrs.frozen
 class FamilyInfo:
-    """Who a family is.
+    """A family's identity.
 
     Attributes:
         name: The family's name, unique among installed plugins.
         hookspec_version: The `HOOKSPEC_VERSION` that the plugin was written for.
-        model_types: Values of `model_type` in config.json that it answers for.
-        distribution: The distribution that brings it, for messages.
-        state_version: Version of what its `forward` writes into the cache. Raise it when the
-            same weights and tokens come to give other keys, values or state: what is on disk
-            is then not restored.
+        model_types: Values of `model_type` in config.json that the family serves.
+        distribution: The distribution that contains the plugin, for messages.
+        state_version: Version of the keys, values and states that `forward` writes. Raise the
+            number when the same weights and tokens give other values: older objects on disk
+            are then not restored.
     """
 
     name: str
@@ -41,11 +41,11 @@ class FamilyInfo:
 
 @attrs.frozen
 class ModelShape:
-    """What the engine needs to know of a parsed config, whatever the family.
+    """Figures of a parsed config that the engine needs from every family.
 
     Attributes:
         vocab_size: Width of the logits.
-        max_context: Positions that the model was made for, in tokens.
+        max_context: Positions that the model supports, in tokens.
         num_layers: Layers, in the order of the cache routes.
     """
 
@@ -56,16 +56,16 @@ class ModelShape:
 
 @attrs.frozen
 class ExecutionPlan:
-    """How a family wants to be run.
+    """Execution settings that a family asks for.
 
     Attributes:
-        paged: It may run on the block-paged cache, and does so unless told otherwise.
-        row_exact: When decode rows run one at a time, so that a row's logits do not depend
-            on the others: never, for quantised checkpoints, or always. Settings override it.
-        prefill_chunk: Prefill cuts lie on multiples of this many tokens; None means that
-            any cut gives the same result up to rounding.
-        spill: A preempted turn's blocks may be written to the cold tier first, when that
-            is measured to be faster than to compute them again.
+        paged: The family supports the block-paged cache, which is then the default.
+        row_exact: Models whose decode rows run one at a time, so that a row's logits do not
+            depend on other rows: none, quantised checkpoints, or all. Settings override it.
+        prefill_chunk: Prefill slices end on multiples of this many tokens; None means that
+            every slicing gives the same result up to rounding.
+        spill: Blocks of a preempted request may be written to the cold tier first, where
+            measurements show a restore to be faster than recomputing.
     """
 
     paged: bool = True
@@ -76,11 +76,11 @@ class ExecutionPlan:
 
 @attrs.frozen
 class ColdEligibility:
-    """Whether a prefix of this family may come back from disk.
+    """Whether a prefix of this family may be restored from disk.
 
     Attributes:
-        eligible: True if what it writes to disk is all that a prefix leaves behind; the
-            restart-parity gate has to confirm it.
+        eligible: True if blocks and sidecars on disk hold the whole cache of a prefix; the
+            restart-parity gate has to confirm the claim.
         reason: One sentence.
     """
 
@@ -90,11 +90,11 @@ class ColdEligibility:
 
 @attrs.frozen
 class OutputProtocol:
-    """How a family's models write what is not plain text.
+    """The marks in a family's output that delimit turns, reasoning and tool calls.
 
     Attributes:
-        end_of_turn: Token texts that end an answer beside the checkpoint's own
-            end-of-sequence ids; those missing from the vocabulary are ignored.
+        end_of_turn: Token texts that end an answer, beside the checkpoint's own
+            end-of-sequence ids; texts missing from the vocabulary are ignored.
         reasoning: Opening and closing mark of a reasoning part, or None.
         tool_call: Opening and closing mark of a tool call, or None.
     """

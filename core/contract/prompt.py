@@ -1,7 +1,7 @@
-"""A prompt: its tokens, where its parts end, and the pictures that some tokens stand for.
+"""A prompt: its tokens, the ends of its parts, and the pictures behind placeholder tokens.
 
-Pure values. The keys of pictures take one path to everything that names blocks: sequences,
-prefix lookups, published blocks, and objects of the cold tier.
+Pure values. A picture's keys enter the names of blocks by one path for sequences, prefix
+lookups, published blocks and objects of the cold tier.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ ExtraKeys: TypeAlias = tuple[int, ...]
 """Identity of a block beside its tokens, such as pictures: 64-bit words, in order."""
 
 PartKind: TypeAlias = Literal["system", "message", "break"]
-"""System prompt with tools, a message, or a break that the caller asked for."""
+"""System prompt with tools; a message; a break that the caller asked for."""
 
 MEDIA_LAYOUT = 1
-"""Version of the words that `Prompt.extra_keys` makes of a picture."""
+"""Version of the extra-key words that `Prompt.extra_keys` derives from a picture."""
 
 
 @attrs.frozen
 class PromptPart:
-    """A part of a prompt that other prompts may have in common.
+    """A part of a prompt that other prompts may share.
 
     Attributes:
-        kind: Its kind.
-        end: Tokens up to its end.
+        kind: System prompt, message or the caller's break.
+        end: Tokens of the prompt up to the end of the part.
     """
 
     kind: PartKind
@@ -37,12 +37,12 @@ class PromptPart:
 
 @attrs.frozen
 class MediaSpan:
-    """A picture, and the placeholder tokens that stand for it.
+    """A picture, and the span of its placeholder tokens.
 
     Attributes:
         digest: SHA-256 of the picture's bytes.
-        start: Position of its first placeholder token.
-        length: Placeholder tokens.
+        start: Position of the first placeholder token.
+        length: Number of placeholder tokens.
         grid: Patches in time, height and width.
         preprocessing: Version of the rules that turn the bytes into pixels.
     """
@@ -55,14 +55,14 @@ class MediaSpan:
 
     @property
     def end(self) -> int:
-        """Position behind its last placeholder token."""
+        """Position behind the last placeholder token."""
         return self.start + self.length
 
     def keys(self, first: int, end: int) -> ExtraKeys:
-        """Return the words with which the picture enters the block `[first, end)`.
+        """Return the picture's extra-key words for the block `[first, end)`.
 
-        Layout and preprocessing versions, then for every placeholder of the block its
-        position and the four words of the digest.
+        The words are the layout and preprocessing versions, then for every placeholder in the
+        block its position and the four words of the digest. No placeholder gives no words.
         """
         words = [int.from_bytes(self.digest[i : i + 8], "little") for i in range(0, 32, 8)]
         covered = range(max(first, self.start), min(end, self.end))
@@ -74,12 +74,12 @@ class MediaSpan:
 
 @attrs.frozen
 class Prompt:
-    """A prompt as the engine takes it.
+    """A prompt, as input of the engine.
 
     Attributes:
         tokens: Token ids, at least one.
-        parts: Its parts by their ends, ascending; empty where nothing is known of them.
-        media: Its pictures in token order; no two overlap.
+        parts: The prompt's parts by ascending ends; empty where parts are unknown.
+        media: The prompt's pictures in token order; pictures do not overlap.
 
     Raises:
         ValueError: Ends do not ascend or lie beyond the tokens, or pictures overlap.
@@ -107,8 +107,8 @@ class Prompt:
     def extra_keys(self, block_size: int) -> tuple[ExtraKeys, ...]:
         """Return the extra keys of each block up to the last one with a picture.
 
-        Blocks of text have none, so that their names do not depend on this function. Blocks
-        behind a picture inherit its identity through the chain of parents.
+        Text blocks before the first picture have no keys, so their names never depend on
+        `MEDIA_LAYOUT`. Blocks behind a picture inherit its identity through the hash chain.
         """
         if not self.media:
             return ()

@@ -1,4 +1,4 @@
-"""State that a family keeps outside the block pools, as the cold tier sees it."""
+"""State outside the block pools, as the cold tier stores it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .dtypes import DTYPE_BYTES
 from .layer_spec import SlidingWindow
 
 SIDECAR_GROUPS = frozenset({"gdn_state", "conv_state", "sliding_window", "ssm_state"})
-"""The name spaces of sidecars."""
+"""The key prefixes of sidecars."""
 
 SIDECAR_ITEMSIZES: Mapping[str, int] = DTYPE_BYTES
 """Dtype -> bytes of an element."""
@@ -32,12 +32,12 @@ def _sound_dims(_: object, attribute: attrs.Attribute[Any], dims: tuple[int, ...
 
 @attrs.frozen
 class SidecarTensor:
-    """One tensor that each layer with state keeps.
+    """One tensor of a layer's state.
 
     Attributes:
-        name: Unique within the layer, of `a-z`, `0-9` and `_`.
-        dims: Its shape.
-        dtype: A key of `SIDECAR_ITEMSIZES`; it is stored and installed as it is.
+        name: Name of `a-z`, `0-9` and `_`, unique within the layer.
+        dims: Shape of the tensor.
+        dtype: A key of `SIDECAR_ITEMSIZES`; storage and installation keep this dtype.
     """
 
     name: str = attrs.field(validator=validators.matches_re(r"[a-z0-9_]+"))
@@ -52,11 +52,11 @@ class SidecarTensor:
 
 @attrs.frozen
 class SidecarLayout:
-    """Geometry of one sidecar: the same tensors in every layer with state.
+    """Geometry of one sidecar: every layer with state has the same tensors.
 
     Attributes:
         num_layers: Layers that keep state.
-        tensors: What each of them keeps, in the order of the file.
+        tensors: Tensors of one layer, in the order of the file.
     """
 
     num_layers: int = attrs.field(validator=validators.ge(1))
@@ -82,16 +82,16 @@ class SidecarLayout:
 
 @attrs.frozen
 class SidecarPolicy:
-    """Which state must come back together with the blocks up to a boundary.
+    """The state that a restore needs beside the blocks up to a boundary.
 
     Attributes:
         group: Name space of the sidecar's keys, one of `SIDECAR_GROUPS`.
         layout: The layout at a boundary at or above the scaled axis's full extent.
-        scaled_axis: Axis that follows `min(boundary, extent)` in every tensor, the extent
-            being its size in `layout`; None when nothing depends on the boundary.
-        anchors: Boundaries, in blocks, at which every prompt's state is worth a sidecar,
-            ascending: where they are is the same for all prompts, so that those with one
-            prefix share one object. Empty for a state whose boundaries follow the prompt.
+        scaled_axis: Axis of length `min(boundary, extent)` in every tensor, with the extent
+            from `layout`; None when no axis depends on the boundary.
+        anchors: Boundaries, in blocks and ascending, at which the state of every prompt is
+            written. All prompts use the same anchors, so prompts with a common prefix share
+            one object. Empty for a state whose boundaries follow the prompt.
     """
 
     group: str = attrs.field(validator=validators.in_(SIDECAR_GROUPS))
@@ -115,7 +115,7 @@ class SidecarPolicy:
             )
 
     def expected_at(self, boundary: int) -> SidecarLayout:
-        """Return the only layout that is valid at `boundary` tokens.
+        """Return the one valid layout at a boundary of `boundary` tokens.
 
         Raises:
             ValueError: The boundary is not positive.
@@ -134,7 +134,7 @@ def recurrent_policy(group: str, layout: CacheLayout, dtype: str) -> SidecarPoli
     Args:
         group: Name space of the sidecars.
         layout: The family's cache layout, with one state group.
-        dtype: Compute dtype, that of tensors which name none.
+        dtype: Compute dtype, for tensors without a dtype of their own.
 
     Raises:
         ValueError: The layout has no state group, or several.
@@ -165,12 +165,12 @@ def window_policy(
 ) -> SidecarPolicy | None:
     """Return the policy of a family with sliding attention; None if no layer has a window.
 
-    One entry a layer that owns its storage: keys `[1, Hk, rows, D]` and values, the rows
-    being what the window holds at the boundary, oldest first.
+    A layer that owns its storage has one entry: keys `[1, Hk, rows, D]` and values. The rows
+    are the window's positions at the boundary, oldest first.
 
     Args:
         layout: The family's cache layout.
-        dtype: What keys and values are cached in.
+        dtype: Dtype of cached keys and values.
         anchors: Boundaries that every prompt shares, in blocks; see `anchor_grid`.
 
     Raises:
@@ -191,7 +191,7 @@ def window_policy(
 
 
 def _cut(tensor: SidecarTensor, axis: int, boundary: int) -> SidecarTensor:
-    """Return `tensor` with at most `boundary` positions on `axis`."""
+    """Return `tensor` with axis `axis` limited to `boundary` positions."""
     dims = list(tensor.dims)
     dims[axis] = min(boundary, dims[axis])
     return attrs.evolve(tensor, dims=dims)

@@ -1,4 +1,4 @@
-"""What changed from one version of the hook specification to the next, hook by hook."""
+"""Changes between versions of the hook specification, hook by hook."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ CHANGES: Mapping[int, Mapping[str, str]] = {
         "cold_restore_eligibility": "may be left out if the cache layout says all",
     },
 }
-"""Version -> hook -> what a plugin written for the version before has to change there."""
+"""Version -> hook -> the change that a plugin for the version before has to make."""
 
 
 def changes_since(version: int, hooks: Collection[str]) -> Mapping[str, str] | None:
-    """Return what a plugin has to change to be of this version.
+    """Return the changes that a plugin needs to reach the present version.
 
     Args:
         version: The version that the plugin was written for.
-        hooks: The hooks that it has.
+        hooks: Names of the hooks that the plugin implements.
 
     Returns:
-        Hook -> what to change; None if the plugin is newer, or of a version that never was.
+        Hook -> change; None if the plugin's version is newer than this one, or was never used.
     """
     if not min(CHANGES) - 1 <= version < HOOKSPEC_VERSION:
         return None

@@ -1,4 +1,4 @@
-"""Rows of a step that one batched launch computes. A plain value, without MLX."""
+"""Rows of a step that one batched launch computes. A pure value, free of MLX."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from attrs import validators
 
 @attrs.frozen
 class Wave:
-    """Rows of equal length.
+    """Rows of equal query length.
 
     Attributes:
-        num_rows: How many rows.
-        query_len: Tokens a row: 1 where rows decode, 1 + k where they verify k drafts.
+        num_rows: Number of rows.
+        query_len: Tokens a row: 1 for decode rows, 1 + k for rows that verify k drafts.
     """
 
     num_rows: int = attrs.field(validator=validators.ge(1))

@@ -1,4 +1,4 @@
-"""A checkpoint's tensors, as a family sees them."""
+"""A checkpoint's tensors, as a family reads them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Weights(Protocol):
 
     @property
     def format(self) -> Literal["safetensors", "gguf"]:
-        """What the tensors come from; GGUF values may follow conventions of their own."""
+        """File format of the tensors; values from GGUF may follow other conventions."""
         ...
 
     def __getitem__(self, name: str, /) -> mx.array:
@@ -30,34 +30,34 @@ class Weights(Protocol):
         ...
 
     def renamed(self, fn: Callable[[str], str | None]) -> Self:
-        """Return the weights under other names; None drops a tensor on purpose."""
+        """Return the weights under other names; None from `fn` drops a tensor on purpose."""
         ...
 
     def mapped(self, fn: Callable[[str, mx.array], mx.array]) -> Self:
-        """Return the weights with `fn(name, tensor)` in the place of each tensor."""
+        """Return the weights with `fn(name, tensor)` in place of each tensor."""
         ...
 
     def stacked(self, component: str) -> Self:
         """Return the weights with `….component.3.rest` as row 3 of `….component.rest`.
 
         Raises:
-            WeightError: A number is missing, or the tensors to be stacked are not alike.
+            WeightError: An index is missing, or the tensors differ in shape or dtype.
         """
         ...
 
     def split(self, fn: Callable[[str], Sequence[str] | None]) -> Self:
-        """Return the weights with tensors cut into equal parts along their outputs.
+        """Return the weights with tensors split into equal parts along the output axis.
 
         Args:
             fn: Name -> names of the parts, first outputs first; None leaves a tensor whole.
 
         Raises:
-            WeightError: A tensor cannot be cut like that, or two would have one name.
+            WeightError: A tensor has no such equal parts, or two tensors get one name.
         """
         ...
 
     def load_into(self, module: nn.Module, *, keep_float32: Sequence[str] = ()) -> None:
-        """Give every parameter of `module` its tensor.
+        """Assign every parameter of `module` its tensor.
 
         Raises:
             WeightError: Tensors are missing, unexpected or mis-shaped; all are named.

@@ -1,1 +1,1 @@
-"""What neve tells about itself: a line a turn, a trace, metrics."""
+"""neve's telemetry: a line of JSON a request, a trace of events, Prometheus metrics."""

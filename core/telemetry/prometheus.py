@@ -1,6 +1,6 @@
 """Counters in the text format that Prometheus reads, version 0.0.4.
 
-Names and help texts are derived from the types that count: whatever they count is shown.
+Names and help texts of metrics derive from the counters' own classes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Kind: TypeAlias = Literal["counter", "gauge", "histogram"]
 Suffix: TypeAlias = Literal["", "_bucket", "_sum", "_count"]
 
 _METRIC_NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
-_LABEL_NAME = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")  # `__` is Prometheus's own
+_LABEL_NAME = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")  # Prometheus reserves `__`
 
 
 def _check_labels(_: Any, __: Any, labels: Mapping[str, str]) -> None:
@@ -35,8 +35,8 @@ class Sample:
 
     Attributes:
         value: The value.
-        labels: What tells it from the metric's other values.
-        suffix: What follows the metric's name; histograms only, and always there.
+        labels: Labels that distinguish the sample from the metric's other samples.
+        suffix: Suffix of the metric's name; required for histograms, empty for other kinds.
     """
 
     value: float
@@ -49,10 +49,10 @@ class Metric:
     """A metric with its values; building one checks the name and every suffix.
 
     Attributes:
-        name: What Prometheus calls it.
-        kind: What the values are.
-        help: A sentence about it; empty for none.
-        samples: The values.
+        name: Name in Prometheus.
+        kind: Counter, gauge or histogram.
+        help: Help text; empty for none.
+        samples: Values of the metric.
     """
 
     name: str
@@ -74,7 +74,7 @@ class Metric:
 
 @functools.cache
 def field_help(cls: type[attrs.AttrsInstance]) -> Mapping[str, str]:
-    """Return what the `Attributes:` section of a type's docstring says of each field."""
+    """Return the `Attributes:` texts of a type's docstring by field name."""
     section = (inspect.getdoc(cls) or "").partition("Attributes:\n")[2].partition("\n\n")[0]
     entries = re.finditer(r"^ {4}(\w+):((?:.*\n?)(?: {5,}.*\n?)*)", section, re.MULTILINE)
     return {entry[1]: " ".join(entry[2].split()) for entry in entries}
@@ -105,18 +105,18 @@ def from_stats(
 ) -> list[Metric]:
     """Return a metric for each field that holds a number or a mapping to numbers.
 
-    Fields count, and are called `<prefix>_<field>_total`, unless they are gauges or bools,
-    which are called `<prefix>_<field>`. Fields with anything else are left out.
+    A field becomes the counter `<prefix>_<field>_total`. Fields in `gauges` and bools become
+    the gauge `<prefix>_<field>`. Fields of other types are left out.
 
     Args:
-        prefix: What the names begin with.
-        stats: A snapshot.
-        gauges: Fields that may fall.
-        key_labels: Mapping field -> label of its keys; `key` where nothing is said.
+        prefix: First part of every metric's name.
+        stats: An instance with the present values.
+        gauges: Fields whose values may fall.
+        key_labels: Mapping field -> name of the label for its keys; `key` by default.
         labels: Labels of every sample, e.g. the model's name.
 
     Raises:
-        ValueError: `gauges` or `key_labels` name something that is no field.
+        ValueError: `gauges` or `key_labels` name a field that does not exist.
     """
     cls, key_labels, labels = type(stats), key_labels or {}, labels or {}
     names = [field.name for field in attrs.fields(cls)]
@@ -138,7 +138,7 @@ def from_stats(
 
 
 def _utf8(text: str) -> str:
-    """Replace what UTF-8 cannot say, e.g. the undecodable part of a path."""
+    """Replace characters without a UTF-8 form, e.g. the undecodable part of a path."""
     return text.encode("utf-8", "replace").decode()
 
 
@@ -166,7 +166,7 @@ def _sample_line(name: str, sample: Sample) -> str:
 
 
 def _merged(metrics: Iterable[Metric]) -> Iterable[Metric]:
-    """Join metrics of one name, as two models have them: the format wants one group a name."""
+    """Join metrics of one name, e.g. of two models: the format allows one group a name."""
     merged: dict[str, Metric] = {}
     for metric in metrics:
         first = merged.get(metric.name)
@@ -189,10 +189,11 @@ def _check_distinct(metric: Metric) -> None:
 
 
 def render(families: Iterable[Metric]) -> str:
-    """Return metrics as text, those of one name together.
+    """Return metrics as text, with metrics of one name in one group.
 
     Raises:
-        ValueError: Two samples agree in name and labels, or two metrics only in their name.
+        ValueError: Two samples agree in name and labels, or two metrics of one name differ in
+            kind or help.
     """
     parts: list[str] = []
     for metric in _merged(families):

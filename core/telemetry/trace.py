@@ -24,13 +24,13 @@ TRACE_EVENTS = frozenset(
         "turn_finished",  # turn= reason=
     }
 )
-"""Every event, with the values that it carries."""
+"""Every event, with its values in the comment."""
 
 _BARE = re.compile(r"[!#-<>-\[\]-~]+", re.ASCII)  # visible, without quote, `=`, backslash
 
 
 def _text(value: object) -> str:
-    """Return a value as one word, or in JSON's quotes if it is none."""
+    """Return a value as one bare word, or as a JSON string if it needs quotes."""
     if value is None or isinstance(value, bool):
         return json.dumps(value)
     text = str(round(value, 3)) if isinstance(value, float) else str(value)
@@ -40,11 +40,11 @@ def _text(value: object) -> str:
 class Trace:
     """Writes events as lines `[MLX_TRACE] name key=value key=value`.
 
-    Any thread may write: each line is one write. A failure never reaches the turn.
+    Any thread may write: each line is one write. A failed write never fails a request.
 
     Attributes:
-        enabled: False for the one trace that writes nothing; ask before computing values.
-        failures: Lines that could not be written.
+        enabled: False for `NULL_TRACE`, which writes nothing; check before computing values.
+        failures: Number of lines that could not be written.
     """
 
     enabled: ClassVar[bool] = True
@@ -59,7 +59,7 @@ class Trace:
 
     @classmethod
     def from_settings(cls, enabled: bool, file: str | None) -> Trace:
-        """Return the trace that the settings ask for; `file` alone asks for none.
+        """Return the trace of the settings; `file` alone does not enable tracing.
 
         Raises:
             SettingsError: The file cannot be opened.
@@ -78,7 +78,7 @@ class Trace:
         """Write an event.
 
         Raises:
-            ValueError: There is no such event; a fault of the caller.
+            ValueError: `name` is no trace event: a fault in the calling code.
         """
         if name not in TRACE_EVENTS:
             known = ", ".join(sorted(TRACE_EVENTS))
@@ -92,7 +92,7 @@ class Trace:
                 self._count(error)
 
     def close(self) -> None:
-        """Close the file; events that come later count as failures."""
+        """Close the file; later events count as failures."""
         with self._lock:
             self._closed = True
             if self._descriptor is not None:
@@ -105,18 +105,18 @@ class Trace:
         if self._descriptor is not None:
             os.write(self._descriptor, line.encode())
             return
-        sys.stderr.write(line)  # looked up anew: it may have been replaced
+        sys.stderr.write(line)  # looked up for each line: a program may replace sys.stderr
         sys.stderr.flush()
 
     def _count(self, error: Exception) -> None:
         self.failures += 1
-        # a log that goes to stderr as well would fail like the trace did
+        # a warning on stderr would fail as the trace did
         if self.failures == 1 and self._descriptor is not None:
             self._log.warning("telemetry.trace.failed", reason=str(error))
 
 
 class _NullTrace(Trace):
-    """Writes nothing, and costs a call."""
+    """A trace without output; an event costs one call."""
 
     enabled: ClassVar[bool] = False
 
@@ -124,8 +124,8 @@ class _NullTrace(Trace):
         """Do nothing."""
 
     def close(self) -> None:
-        """Do nothing: it is shared."""
+        """Do nothing: all models share this trace."""
 
 
 NULL_TRACE: Trace = _NullTrace()
-"""The trace of whoever did not ask for one."""
+"""The trace while tracing is off."""

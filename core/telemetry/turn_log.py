@@ -1,7 +1,7 @@
-"""One line of JSON a turn, for whoever asks later why a prefix was or was not used.
+"""One line of JSON a request, to explain later why a prefix was or was not reused.
 
-The counters' names are derived from the types that count, so that no counter can be lost
-between the two. Prompts, tokens and salts never appear.
+Names of counters derive from the counters' own classes, so the log has every counter.
+Prompts, tokens and salts never appear.
 """
 
 from __future__ import annotations
@@ -22,33 +22,34 @@ import attrs
 from ..log import get_logger
 
 LINE_VERSION = 1
-"""The field `v`; rises when a field changes its meaning."""
+"""Value of the field `v`; raised when a field changes its meaning."""
 
 IDENTITY_FIELDS = frozenset({"enabled", "root", "quota_bytes"})
-"""Fields that say which store counts, not what happened."""
+"""Fields that identify the store and count nothing."""
 
 Change: TypeAlias = tuple[attrs.AttrsInstance, attrs.AttrsInstance]
-"""The counters before and after a turn."""
+"""The counters before and after a request."""
 
 
 @attrs.frozen(kw_only=True)
 class TurnRecord:
-    """What a line says of its turn; the fields are named in camelCase there.
+    """Content of one line; the line has the fields in camelCase.
 
     Attributes:
-        turn: The turn's id, unique in its process and model.
+        turn: The request's id, unique in its process and model.
         model: The model's name.
         prompt_tokens: Tokens of the prompt.
         completion_tokens: Sampled tokens.
-        cached_tokens: Prompt tokens whose state came from the cache, memory or disk.
-        restored_tokens: Those of them that came from disk.
-        miss: Why not more of the prompt was found, or None.
-        finish_reason: Why the turn ended.
+        cached_tokens: Prompt tokens whose state came from the cache, in memory or on disk.
+        restored_tokens: Cached tokens that came from disk.
+        miss: The miss cause of the first token that was not found, or None.
+        finish_reason: The request's finish reason.
         queue_ms: From submission to admission; None without an admission.
         ttft_ms: From submission to the first token; None without one.
         total_ms: From submission to the end.
-        preemptions: How often the turn lost its blocks.
-        decode_batch: Mean decode rows of a step while the turn ran; None without such steps.
+        preemptions: How often the request lost its blocks.
+        decode_batch: Mean decode rows of a step while the request ran; None without such
+            steps.
         cold_enabled: Whether a store was open.
     """
 
@@ -108,7 +109,7 @@ def delta(
 def mean_decode_batch(before: Mapping[int, int], after: Mapping[int, int]) -> float | None:
     """Return the mean number of decode rows between two occupancy histograms.
 
-    Steps without decode rows do not count; None if there was no other.
+    Steps without decode rows do not count; None if no other step ran.
     """
     steps = {rows: after[rows] - before.get(rows, 0) for rows in after if rows > 0}
     num_steps = sum(steps.values())
@@ -118,7 +119,7 @@ def mean_decode_batch(before: Mapping[int, int], after: Mapping[int, int]) -> fl
 
 
 def _plain(value: Any) -> Any:
-    """Round a number to what a reader can use; JSON has no NaN and no infinity."""
+    """Round a float to three decimals; NaN and infinity become None, as JSON lacks both."""
     if not isinstance(value, float):
         return value
     return round(value, 3) if math.isfinite(value) else None
@@ -129,13 +130,13 @@ def _utc_now() -> datetime:
 
 
 class TurnLog:
-    """Appends to `<directory>/<UTC date>-<pid>.jsonl`; a failure never reaches the turn.
+    """Appends to `<directory>/<UTC date>-<pid>.jsonl`; a failure never fails a request.
 
-    Any thread may write. The folder is made at the first line, for its owner alone.
+    Any thread may write. The first line creates the folder, readable by its owner alone.
 
     Attributes:
-        directory: Where the files are.
-        failures: Lines that could not be written.
+        directory: Folder of the files.
+        failures: Number of lines that could not be written.
     """
 
     def __init__(self, directory: Path, clock: Callable[[], datetime] = _utc_now) -> None:
@@ -152,12 +153,12 @@ class TurnLog:
     def write(
         self, record: TurnRecord, *, cold: Change | None = None, sidecar: Change | None = None
     ) -> None:
-        """Append the turn's line.
+        """Append the request's line.
 
         Args:
-            record: The turn.
-            cold: The tier's counters before and after it; None writes none of them.
-            sidecar: Those of the sidecars.
+            record: The request's record.
+            cold: The cold tier's counters before and after the request; None leaves them out.
+            sidecar: The counters of sidecars before and after; None leaves them out.
         """
         now = self._clock().astimezone(UTC)
         line: dict[str, Any] = {"v": LINE_VERSION, "ts": now.isoformat(timespec="milliseconds")}
@@ -174,7 +175,7 @@ class TurnLog:
                 self._count(error)
 
     def close(self) -> None:
-        """Close the file; lines that come later count as failures."""
+        """Close the file; later lines count as failures."""
         with self._lock:
             self._closed = True
             self._release()
@@ -184,14 +185,14 @@ class TurnLog:
             raise OSError(errno.EBADF, "the log is closed")
         descriptor = self._opened(path)
         if self._torn:
-            data = b"\n" + data  # whoever reads loses the torn line, not this one too
+            data = b"\n" + data  # ends the torn line, so that this line stays readable
         written = os.write(descriptor, data)
         self._torn = written < len(data)
         if self._torn:
             raise OSError(errno.ENOSPC, f"{written} of {len(data)} bytes were written")
 
     def _opened(self, path: Path) -> int:
-        """Return the descriptor of `path`, which changes with the date and after a fork."""
+        """Return the descriptor of `path`; the path changes with the date and after a fork."""
         if self._descriptor is not None and self._path == path:
             return self._descriptor
         self._release()
@@ -199,7 +200,7 @@ class TurnLog:
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
         descriptor = os.open(path, flags, 0o600)
         self._path, self._descriptor = path, descriptor
-        # in a container every process may have the same id, and one may have died in a write
+        # containers may reuse a process id, and an earlier process may have died in a write
         size = os.fstat(descriptor).st_size
         self._torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
         return descriptor
