@@ -1,4 +1,4 @@
 """The cold tier: prefixes that outlive their process, as files on the SSD.
 
-This room knows bytes, keys and boundaries, and neither arrays nor families.
+This room handles bytes, keys and boundaries, and imports neither arrays nor families.
 """

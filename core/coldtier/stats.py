@@ -1,7 +1,7 @@
-"""What the cold tier counts.
+"""The cold tier's counters.
 
-Two types on purpose: the second one answers even when no store could be opened, which is
-the run that needs it most.
+Sidecars have a type of their own, which can be read without an open store: a run without a
+store needs its figures most.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ import attrs
 
 @attrs.frozen(kw_only=True)
 class ColdCacheStats:
-    """The tier: its reads, which count blocks, and its write queue, which counts objects.
+    """The tier: its reads, counted in blocks, and its write queue, counted in objects.
 
     Attributes:
         enabled: Whether a store is open.
-        root: Its folder; empty without one.
-        quota_bytes: What its objects may take together.
-        hits: Blocks that were read, found sound and published.
+        root: The store's folder; empty without one.
+        quota_bytes: Bound on the bytes of all objects together.
+        hits: Blocks that were read, verified and published.
         misses: Blocks that a read asked for and did not get.
-        enqueued: Objects, sidecars included, that took a place in the write queue.
-        queue_drops: Objects, sidecars included, that were refused because it was full.
-        bytes_written: Bytes of objects that are durable, their directory entry included.
+        enqueued: Objects, sidecars included, that entered the write queue.
+        queue_drops: Objects, sidecars included, that a full write queue refused.
+        bytes_written: Bytes of durable objects, their directory entry included.
         bytes_restored: Bytes of the blocks that were published.
         evictions: Objects removed to make room.
         corruptions: Objects that were opened, found unsound and removed.
-        write_errors: Objects that were enqueued and could not be written.
+        write_errors: Enqueued objects that could not be written.
         restore_declines: Restores refused before any object was read.
     """
 
@@ -48,17 +48,17 @@ class ColdCacheStats:
 
 @attrs.frozen(kw_only=True)
 class ColdSidecarStats:
-    """Out-of-pool state; `enqueued` and `queue_drops` are part of the tier's own.
+    """Sidecars; their `enqueued` and `queue_drops` are included in the tier's counts.
 
     Attributes:
-        capture_reached: Turns whose end came to the capture of a sidecar.
-        chain_empty: Those of which no whole block was on disk.
-        boundary_skips: Those without a retained checkpoint under the chain's reach.
-        already_persisted: Those whose sidecar was on disk already.
-        enqueued: Sidecars that took a place in the write queue.
-        queue_drops: Sidecars that were refused because it was full.
+        capture_reached: Finished requests that reached the capture of a sidecar.
+        chain_empty: Captures without any whole block on disk.
+        boundary_skips: Captures without a snapshot within the chain's reach.
+        already_persisted: Captures whose sidecar was already on disk.
+        enqueued: Sidecars that entered the write queue.
+        queue_drops: Sidecars that a full write queue refused.
         installed: Sidecars that were restored and used.
-        restore_suppressed: Sidecars that were restored and then thrown away.
+        restore_suppressed: Sidecars that were restored and then discarded.
     """
 
     capture_reached: int = 0
@@ -92,7 +92,7 @@ class Counters:
                 self._sidecar[name] += count
 
     def cache(self, *, root: str = "", quota_bytes: int = 0) -> ColdCacheStats:
-        """Return the tier's counts; it is enabled if it has a root."""
+        """Return the tier's counts; the tier counts as enabled if `root` is given."""
         with self._lock:
             counts = dict(self._cache)
         return ColdCacheStats(enabled=bool(root), root=root, quota_bytes=quota_bytes, **counts)

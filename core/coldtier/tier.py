@@ -1,4 +1,4 @@
-"""A store as one model uses it: its names, its layout, its threads and its counts."""
+"""One model's use of a store: object names, layout, reader and writer threads, counters."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ from .transfer.writer import ColdWriter, WriteJob
 
 
 class ColdTier:
-    """The cold tier of one loaded model. Owned by the engine thread, but for `identify`.
+    """The cold tier of one loaded model. The engine thread owns the tier, but for `identify`.
 
     Attributes:
-        counters: What was counted.
-        cost: What reading and computing take.
-        policy: Which state belongs to a prefix; None for a family that keeps all in blocks.
+        counters: The tier's counters.
+        cost: Measured cost of restoring and of prefilling.
+        policy: Policy of the family's sidecars; None for a family without sidecars.
     """
 
     def __init__(
@@ -55,13 +55,13 @@ class ColdTier:
         *,
         policy: SidecarPolicy | None = None,
     ) -> None:
-        """Open a store for a model; nothing is read or written before `identify`.
+        """Take over a store for a model; `identify` must precede any read or write.
 
         Args:
             store: The store; closed with the tier.
-            geometry: Of the model's blocks.
-            budget: What a turn may cost.
-            policy: Of the model's family.
+            geometry: Geometry of the model's blocks.
+            budget: Bound on the capture of one request.
+            policy: Policy of the family's sidecars.
         """
         self.counters: Counters = store.counters
         self.policy = policy
@@ -76,12 +76,12 @@ class ColdTier:
         self.cost = CostModel(self._layout.payload_bytes)
 
     def identify(self, fingerprint: Fingerprint) -> None:
-        """Say which model it is; from then on its objects can be named. Any thread."""
+        """Set the model's fingerprint, on which all object names depend. Any thread."""
         self._fingerprint = fingerprint
 
     @property
     def fingerprint(self) -> Fingerprint | None:
-        """The model's fingerprint; None until it is known."""
+        """The model's fingerprint; None until `identify`."""
         return self._fingerprint
 
     def chain(
@@ -102,9 +102,10 @@ class ColdTier:
         limit: int,
         salt: SaltDomain = SHARED_DOMAIN,
     ) -> RestorePlan:
-        """Return which blocks can be read, and why not more; see `plan_restore`.
+        """Return the blocks that can be read, and the cause of the first miss.
 
-        A restore that would take longer than to compute is declined, and counted.
+        A restore that is predicted to be slower than a prefill is declined, and counted. See
+        `plan_restore`.
         """
         plan = plan_restore(
             self._store, chain, tokens, first, limit, policy=self.policy, salt=salt
@@ -127,13 +128,13 @@ class ColdTier:
         return plan
 
     def state_bytes(self, num_blocks: int) -> int:
-        """Return what the state after so many blocks takes on disk; 0 without one."""
+        """Return the bytes of the sidecar at a boundary of `num_blocks`; 0 without one."""
         if self.policy is None or num_blocks == 0:
             return 0
         return self.policy.expected_at(num_blocks * self._block_size).num_bytes
 
     def begin(self, plan: RestorePlan, chain: ColdChain, tokens: Sequence[int]) -> Ticket:
-        """Have the plan's blocks read, and note that its chain is in use."""
+        """Start to read the plan's blocks, and mark the chain as used."""
         stamp_ns = time.time_ns()
         self._store.touch(chain.blocks[: plan.end], stamp_ns)
         for backing in plan.backings[:1]:
@@ -146,7 +147,7 @@ class ColdTier:
 
     @property
     def reader(self) -> ColdReader:
-        """The thread that fills tickets."""
+        """The threads that fill tickets."""
         return self._reader
 
     def count_restored(self, num_blocks: int) -> None:
@@ -160,7 +161,7 @@ class ColdTier:
     def capture(
         self, chain: ColdChain, tokens: Sequence[int], num_blocks: int, source: BlockSource
     ) -> Capture:
-        """Return a walk over the first `num_blocks` blocks of a chain, not begun yet."""
+        """Return a new walk over the first `num_blocks` blocks of a chain."""
         chain.extend(tokens, num_blocks)
         names, stamp_ns = chain.blocks[:num_blocks], time.time_ns()
         self._store.touch(names, stamp_ns)
@@ -180,7 +181,7 @@ class ColdTier:
         return partial(encode, name, self._fingerprint, self._layout, payload, after)
 
     def advance(self, capture: Capture, max_blocks: int) -> None:
-        """Write on; see `Capture.advance`. A store that refuses ends the walk."""
+        """Continue the walk with `Capture.advance`; a refusal by the store ends the walk."""
         if self._writer.num_refusals != capture.refusals:
             capture.stop = StopReason.REFUSED
         if capture.stop is None:
@@ -189,7 +190,7 @@ class ColdTier:
             self._ends.remember(capture)
 
     def has_state(self, chain: ColdChain, tokens: Sequence[int], num_blocks: int) -> bool:
-        """Return whether the state after so many blocks is known to be on disk."""
+        """Return whether the sidecar at a boundary of `num_blocks` is known to be on disk."""
         assert self.policy is not None
         group = ColdGroup(self.policy.group)
         return self._store.contains(chain.sidecar(group, tokens, num_blocks * self._block_size))
@@ -204,18 +205,18 @@ class ColdTier:
         *,
         first: bool = True,
     ) -> str:
-        """Write a turn's out-of-pool state behind its blocks.
+        """Write a request's snapshot as a sidecar behind its blocks.
 
         Args:
-            chain: The turn's names.
-            tokens: Its tokens.
-            capture: Its walk, ended.
-            state: The state at the deepest boundary that the walk reached.
-            deadline: When to give up on the writer, on the clock of `time.monotonic`.
-            first: It is the turn's first one, for which the turn is counted.
+            chain: Names of the request's objects.
+            tokens: The request's tokens.
+            capture: The request's walk, which has ended.
+            state: The snapshot at the deepest boundary that the walk reached.
+            deadline: Last moment to wait for a place in the queue, in `time.monotonic`.
+            first: True for the request's first sidecar, which counts the request.
 
         Returns:
-            What became of it, for the trace.
+            The outcome, for the trace.
         """
         self.counters.add_sidecar(capture_reached=int(first))
         if capture.reach == 0:
@@ -247,30 +248,30 @@ class ColdTier:
 
     @property
     def free_slots(self) -> int:
-        """Objects that the writer would take now."""
+        """Objects that the writer would accept now."""
         return self._writer.free_slots
 
     # -- the rest --------------------------------------------------------------------------
 
     def stats(self) -> tuple[ColdCacheStats, ColdSidecarStats]:
-        """Return what was counted."""
+        """Return the present counts."""
         cache = self.counters.cache(
             root=str(self._store.root), quota_bytes=self._store.quota_bytes
         )
         return cache, self.counters.sidecar()
 
     def drain(self, timeout_s: float) -> bool:
-        """Wait for the writer; return whether everything landed."""
+        """Wait for the writer; return whether all objects were written."""
         return self._writer.drain(timeout_s)
 
     def close(self, timeout_s: float) -> bool:
         """Drain the writer, end both threads, close the store.
 
-        A thread that hangs in the disk is left behind with the store's descriptors open: what
-        it does with them when it wakes must not meet somebody else's files.
+        A thread that hangs in the disk is left behind, and the store's descriptors stay open:
+        a closed descriptor may be reused for another file, on which the thread would then act.
 
         Returns:
-            Whether everything landed.
+            Whether all objects were written.
         """
         deadline = time.monotonic() + timeout_s
         self._reader.close(timeout_s)
@@ -283,6 +284,6 @@ class ColdTier:
 def _state_stamp(stamp_ns: int, num_blocks: int) -> int:
     """Return a sidecar's stamp, between those of the blocks before and behind its boundary.
 
-    So it is evicted before the block that it belongs to, of no use without it.
+    A sidecar is of no use without the block at its boundary, so the sidecar is evicted first.
     """
     return stamp_ns - STAMP_STEP_NS * num_blocks + STAMP_STEP_NS // 2

@@ -1,1 +1,1 @@
-"""What a cold object is: its name, its model, its bytes."""
+"""Cold objects: their names, model fingerprints and bytes."""

@@ -1,6 +1,7 @@
-"""What the first bytes of an object say, believed as they stand.
+"""Metadata in the first bytes of an object, taken as they stand.
 
-For whoever looks at many objects: no checksum, no comparison with what neve would write.
+For listings of many objects: no checksum is computed, and no header is compared with the
+header that neve would write.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from .header import ABI, DIGITS, LENGTH_BYTES, METADATA
 from .keys import ColdGroup, ObjectName
 
 HEAD_BYTES = 1024
-"""So much of an object has its metadata, which stand first and take about half of it."""
+"""Bytes of an object that contain its metadata, which come first and take about half."""
 
 _BEGINNING = f'{{"{METADATA}":'
 _DIGEST = re.compile(f"[0-9a-f]{{{DIGITS}}}")
@@ -28,12 +29,12 @@ _DECODER = json.JSONDecoder()
 
 @attrs.frozen
 class Link:
-    """What an object is of no use without.
+    """The other objects that a restore of an object needs.
 
     Attributes:
-        after: Key of the block that it comes after; `ROOT` for the first block of a chain.
-        state: For a block, the group of the sidecars one of which must stand behind it or
-            behind a later block of its chain; None if it needs none.
+        after: Key of the block before the object; `ROOT` for the first block of a chain.
+        state: For a block, the group of its sidecars, one of which must exist at the end of
+            the block or of a later block of its chain; None if the block needs no sidecar.
     """
 
     after: ColdKey
@@ -41,11 +42,11 @@ class Link:
 
 
 def link_of(head: bytes, name: ObjectName) -> Link | None:
-    """Return what an object is of no use without; None if its first bytes do not say so.
+    """Return the objects that an object needs; None if its first bytes do not name them.
 
     Args:
-        head: Its first `HEAD_BYTES` bytes, or more.
-        name: Its name.
+        head: The object's first `HEAD_BYTES` bytes, or more.
+        name: The object's name.
     """
     claims = claims_of(head, name)
     after, state = claimed_key(claims, "after"), matched(_GROUP, claims.get(STATE))
@@ -55,7 +56,7 @@ def link_of(head: bytes, name: ObjectName) -> Link | None:
 
 
 def claims_of(head: bytes, name: ObjectName) -> Mapping[str, Any]:
-    """Return an object's metadata as they stand; nothing if they are another object's."""
+    """Return an object's metadata unchecked; empty if they belong to another object."""
     text = head[LENGTH_BYTES:HEAD_BYTES].decode("ascii", "replace")
     if not text.startswith(_BEGINNING):
         return {}
@@ -70,11 +71,11 @@ def claims_of(head: bytes, name: ObjectName) -> Mapping[str, Any]:
 
 
 def claimed_key(claims: Mapping[str, Any], field: str) -> bytes | None:
-    """Return a key or a fingerprint among an object's metadata, None if there is none."""
+    """Return a key or a fingerprint from an object's metadata; None if there is none."""
     found = matched(_DIGEST, claims.get(field))
     return None if found is None else bytes.fromhex(found)
 
 
 def matched(pattern: re.Pattern[str], value: Any) -> str | None:
-    """Return a value if it is text of the pattern."""
+    """Return `value` if it is a string that the pattern matches in full, else None."""
     return value if isinstance(value, str) and pattern.fullmatch(value) else None

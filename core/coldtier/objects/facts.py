@@ -1,4 +1,4 @@
-"""What an object says of itself, for whoever does not know what to expect."""
+"""An object's own description, for readers that do not know the object's model."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 PEEK_BYTES = LENGTH_BYTES + MAX_HEADER_BYTES
-"""So much of an object `peek` may need."""
+"""Bytes of an object that `peek` needs at most."""
 
 _ENTRY_KEYS = {"dtype", "shape", "data_offsets"}
 
 
 @attrs.frozen
 class ObjectFacts:
-    """What an object says of itself.
+    """An object's own description.
 
     Attributes:
         abi: The format and its version.
-        name: Which object it is.
-        fingerprint: Of the model that it belongs to.
-        after: Key of the block that it comes after; see `header.IDENTITY`.
-        layout: Its tensors and the rest of its metadata.
-        num_bytes: What the whole object takes.
+        name: Name of the object.
+        fingerprint: Fingerprint of the object's model.
+        after: Key of the block before the object; see `header.IDENTITY`.
+        layout: The object's tensors and the rest of its metadata.
+        num_bytes: Bytes of the whole object.
     """
 
     abi: str
@@ -119,9 +119,9 @@ def _parse_header(raw: bytes) -> ObjectFacts:
 
 
 def _check_canonical(header: bytes, facts: ObjectFacts) -> None:
-    """Raise unless `header` is, but for its checksum, what the writer makes of `facts`.
+    """Raise unless `header`, except for its checksum, is the header that neve would write.
 
-    That covers all that the parser forgives, offsets above all.
+    The comparison covers everything that the parser accepts too freely, above all offsets.
     """
     template = header_template(facts.layout)
     before, rest = template.around_checksum(facts.name, facts.fingerprint, digits(facts.after))
@@ -143,7 +143,7 @@ def _read_header(data: memoryview) -> ObjectFacts:
 
 
 def peek(data: Buffer) -> ObjectFacts:
-    """Return what an object says of itself; only its header is looked at, and no checksum.
+    """Return an object's own description from its header alone, without the checksum.
 
     Costs at most the parsing of `MAX_HEADER_BYTES`, whatever the header claims.
 
@@ -160,11 +160,11 @@ def peek(data: Buffer) -> ObjectFacts:
 
 
 def read_facts(path: Path) -> ObjectFacts:
-    """Return what the object in a file says of itself, and read no more than that.
+    """Return the description of the object in a file; only the header is read.
 
     Raises:
-        ObjectRejectedError: As `peek`, or it is not a regular file.
-        OSError: It cannot be opened; links are not followed.
+        ObjectRejectedError: As `peek`, or the file is not a regular one.
+        OSError: The file cannot be opened; links are not followed.
     """
     # without O_NONBLOCK, opening a pipe waits for its writer
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)

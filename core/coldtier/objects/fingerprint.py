@@ -1,4 +1,4 @@
-"""The model fingerprint: whatever differs in it, differs in the keys of every cold object."""
+"""The model fingerprint: two models with different state never share the key of an object."""
 
 from __future__ import annotations
 
@@ -18,18 +18,19 @@ from ...ids import Fingerprint
 FORMAT = "neve-cold-v1"
 
 STATE_VERSION = 1
-"""Rises when the core itself comes to write other numbers for the same model and tokens."""
+"""Raised when the core comes to write other values for the same model and tokens."""
 
 WEIGHT_DIGEST_BYTES = 32
 
-# Keys of config.json that no computation can follow. Everything else counts, also what looks
-# like a note, since a family is handed the whole config and may read any of it:
-# - `_name_or_path` is the place that the checkpoint was last saved from, a path on somebody
-#   else's disk. It is left out; a copy and its original are one model.
-# - `transformers_version` stays in: readers have told conventions apart by it.
-# - `architectures` stays in: one model type may have variants that differ by class alone.
-# - `dtype`, `use_cache`, token ids, dropout rates, labels: no proof, and they hardly change.
-# A key too many costs one prefill after the edit; a key too few costs a wrong answer.
+# Keys of config.json that cannot change a computation. Every other key counts, even one that
+# looks like a note: a family gets the whole config and may read any key.
+# - `_name_or_path` is the path from which the checkpoint was last saved, on another machine.
+#   The key is left out, so that a copy and its original are one model.
+# - `transformers_version` counts: readers have chosen conventions by this key.
+# - `architectures` counts: one model type may have variants that differ by class alone.
+# - `dtype`, `use_cache`, token ids, dropout rates, labels count: no proof exists that they
+#   have no effect, and they rarely change.
+# A key too many costs one prefill after an edit; a key too few costs a wrong answer.
 IGNORED_CONFIG_KEYS = frozenset({"_name_or_path"})
 
 
@@ -73,19 +74,19 @@ def geometry(layout: CacheLayout) -> tuple[GroupGeometry, ...]:
 
 @attrs.frozen(kw_only=True)
 class FingerprintComponents:
-    """All that decides which keys and values a model writes for given tokens.
+    """Everything that decides the keys and values of a model for given tokens.
 
     Attributes:
         family: The family's name.
-        family_state_version: Rises when the family's code comes to write other numbers.
-        model_type: What config.json calls the model.
+        family_state_version: Raised when the family's code comes to write other values.
+        model_type: `model_type` of config.json.
         config: The whole of config.json.
         weights: Digest of every byte of the weights.
         block_size: Tokens of a block.
         groups: One geometry a cache group.
-        cache_dtype: What keys and values are stored as.
-        compute_dtype: What they are computed in.
-        state_version: The core's own.
+        cache_dtype: Dtype of stored keys and values.
+        compute_dtype: Dtype in which keys and values are computed.
+        state_version: `STATE_VERSION` of the core.
     """
 
     family: str
@@ -107,16 +108,16 @@ class FingerprintComponents:
 
 
 def canonical_config(config: Mapping[str, Any]) -> bytes:
-    """Return the text that all orders and spacings of one config.json share.
+    """Return one text for all key orders and spacings of a config.json.
 
-    Numbers are told apart as JSON does: `1`, `1.0` and `true` are three values. Floats have
-    their shortest exact form, and `NaN`, `Infinity` and `-Infinity` are words.
+    As in JSON, `1`, `1.0` and `true` are three values. Floats have their shortest exact form;
+    `NaN`, `Infinity` and `-Infinity` are words.
 
     Raises:
-        TypeError: A value is nothing that JSON could have held.
+        TypeError: A value has no form in JSON.
     """
     counted = {key: value for key, value in config.items() if key not in IGNORED_CONFIG_KEYS}
-    # ASCII: a lone surrogate, which JSON can carry, has no UTF-8
+    # ASCII: JSON can contain a lone surrogate, which UTF-8 cannot encode
     return json.dumps(
         counted, sort_keys=True, separators=(",", ":"), ensure_ascii=True
     ).encode()
@@ -147,9 +148,9 @@ def _parts(components: FingerprintComponents) -> Iterator[tuple[str, bytes]]:
 
 
 def encode(components: FingerprintComponents) -> bytes:
-    """Return the components as bytes, each behind its tag; a length stands before either.
+    """Return the components as bytes: length and tag, then length and value, for each.
 
-    Equal bytes mean equal components, `IGNORED_CONFIG_KEYS` and the order of keys aside.
+    Equal bytes mean equal components, apart from `IGNORED_CONFIG_KEYS` and key order.
     """
     framed = bytearray()
     for tag, payload in _parts(components):
@@ -159,5 +160,5 @@ def encode(components: FingerprintComponents) -> bytes:
 
 
 def fingerprint(components: FingerprintComponents) -> Fingerprint:
-    """Return the 32 bytes that stand for a model in the keys of its cold objects."""
+    """Return the 32 bytes that identify a model in the keys of its cold objects."""
     return Fingerprint(hashlib.sha256(encode(components)).digest())

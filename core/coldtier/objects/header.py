@@ -1,7 +1,7 @@
 """The header of a cold object, rendered from the object's layout.
 
-One layout, name and fingerprint give one header, byte for byte. So a reader that knows what
-it expects compares bytes and parses nothing of a file that it cannot trust.
+One layout, name and fingerprint give one header, byte for byte. A reader knows the expected
+header, so the reader compares bytes and never parses an untrusted file.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ MAX_HEADER_BYTES = 2**18
 METADATA = "__metadata__"
 
 IDENTITY = ("abi", "group", "key", "fingerprint", "after", "checksum")
-"""What the metadata of every object begins with.
+"""First keys of every object's metadata.
 
-`after` is the key of the block that a restore must have read for the object to be of use: of
-the block before a block, and of the block that a state stands behind. It orders evictions and
-decides nothing else.
+`after` is the key of the block that a restore must read before the object: for a block the
+block before, for a sidecar the block at whose end the state was taken. Only the order of
+eviction depends on `after`.
 """
 
 ITEMSIZES: Mapping[str, int] = {"F32": 4, "F16": 2, "BF16": 2, "U32": 4}
@@ -56,9 +56,9 @@ class TensorSpec:
     """One tensor of an object.
 
     Attributes:
-        name: Of `a-z`, `0-9`, `_` and `.`, and not `__metadata__`.
+        name: Name of `a-z`, `0-9`, `_` and `.`, other than `__metadata__`.
         dtype: A key of `ITEMSIZES`.
-        shape: Its dimensions.
+        shape: Dimensions of the tensor.
     """
 
     name: str = attrs.field(validator=validators.matches_re(rf"(?!{METADATA}$)[a-z0-9_.]+"))
@@ -73,12 +73,12 @@ class TensorSpec:
 
 @attrs.frozen(cache_hash=True)
 class ObjectLayout:
-    """All that is known of an object before it is read, but for its content.
+    """Everything about an object but its name, model and content.
 
     Attributes:
-        group: What the object holds.
-        tensors: Its tensors, in the order of the file.
-        facts: More metadata, names and values, for whoever reads the file without neve.
+        group: Group of the object.
+        tensors: Tensors of the object, in the order of the file.
+        facts: More metadata, names and values, for readers other than neve.
     """
 
     group: ColdGroup
@@ -100,18 +100,18 @@ class ObjectLayout:
 
     @property
     def max_bytes(self) -> int:
-        """Bytes of a sound object: exactly so many, hence a bound of what is read."""
+        """Bytes of a sound object: an exact size, and so a bound for reads."""
         template = header_template(self)
         return template.header_bytes + template.payload_bytes
 
 
 @attrs.frozen
 class HeaderTemplate:
-    """What all objects of one layout have in common.
+    """The common part of all objects of one layout.
 
     Attributes:
-        pieces: The header around the digits of the key, the fingerprint, the key that the
-            object comes after, and the checksum; its length stands in front.
+        pieces: The header around four gaps for digits: key, fingerprint, key of the block
+            before the object, checksum. The header's length comes first.
         spans: `[begin, end)` of each tensor, counted from the end of the header.
     """
 
@@ -134,22 +134,22 @@ class HeaderTemplate:
         """Return an object's header before and after the digits of its checksum.
 
         Args:
-            name: Which object it is.
-            fingerprint: Of its model.
-            after: Digits of the key that it comes after.
+            name: The object's name.
+            fingerprint: Fingerprint of the object's model.
+            after: Digits of the key of the block before the object.
         """
         start, first, second, third, rest = self.pieces
         key, model = digits(name.key), digits(fingerprint)
         return b"".join((start, key, first, model, second, after, third)), rest
 
     def after_of(self, header: bytes) -> bytes:
-        """Return the digits at the place of the key that an object comes after."""
+        """Return the digits in a header at the position of `after`."""
         begin = sum(map(len, self.pieces[:3])) + 2 * DIGITS
         return header[begin : begin + DIGITS]
 
 
 def digits(key: ColdKey | Fingerprint) -> bytes:
-    """Return a key or a fingerprint as a header has it."""
+    """Return a key or a fingerprint in the hexadecimal form of a header."""
     return key.hex().encode()
 
 
@@ -164,10 +164,10 @@ def _spans(layout: ObjectLayout) -> list[tuple[int, int]]:
 
 @functools.lru_cache(maxsize=128)
 def header_template(layout: ObjectLayout) -> HeaderTemplate:
-    """Return what all objects of `layout` have in common.
+    """Return the common part of all objects of `layout`.
 
     Raises:
-        ValueError: Their header would be longer than any reader accepts.
+        ValueError: The header would exceed `MAX_HEADER_BYTES`.
     """
     blank = "0" * DIGITS
     identity = dict.fromkeys(IDENTITY, blank) | {"abi": ABI, "group": layout.group.value}

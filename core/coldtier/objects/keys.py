@@ -1,4 +1,4 @@
-"""What a cold object is called: a digest of all that decides its content."""
+"""Names of cold objects: digests of everything that decides their content."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ KEY_BYTES = 32
 SUFFIX = ".safetensors"
 
 ROOT = ColdKey(bytes(KEY_BYTES))
-"""What the first block of a chain comes after."""
+"""Value of `after` for the first block of a chain."""
 
 _TAG = b"neve-cold-v1"
 
 
 class ColdGroup(enum.Enum):
-    """What an object holds; each group has a name space of its own."""
+    """The kinds of object; each group has a name space of its own."""
 
     KV = "kv"
     GDN_STATE = "gdn_state"
@@ -28,7 +28,7 @@ class ColdGroup(enum.Enum):
     SLIDING_WINDOW = "sliding_window"
     SSM_STATE = "ssm_state"
 
-    # a name is hashed many times, and an enum's own hash is a call into Python
+    # names are hashed often, and the hash of an enum is a call into Python
     __hash__ = object.__hash__
 
 
@@ -41,8 +41,8 @@ class ObjectName(NamedTuple):
     """One object's name. A tuple, since a large store makes and hashes many at once.
 
     Attributes:
-        key: Its key.
-        group: What it holds.
+        key: The object's key.
+        group: The object's group.
     """
 
     key: ColdKey
@@ -50,12 +50,12 @@ class ObjectName(NamedTuple):
 
     @property
     def file_name(self) -> str:
-        """The file's name; only KV blocks go without their group's label."""
+        """Name of the object's file; only the files of KV blocks have no group label."""
         return self.key.hex() + _LABELS[self.group]
 
     @classmethod
     def parse(cls, file_name: str) -> ObjectName | None:
-        """Return the object that a file's name stands for, None for any other file."""
+        """Return the object that a file name denotes; None for any other file."""
         digits, group = file_name[: 2 * KEY_BYTES], _TAILS.get(file_name[2 * KEY_BYTES :])
         if group is None:
             return None
@@ -75,18 +75,18 @@ def object_key(
     extra_keys: Sequence[int] = (),
     salt: SaltDomain = SHARED_DOMAIN,
 ) -> ColdKey:
-    """Return the key of what `group` holds at the end of block `index`.
+    """Return the key of the object of `group` at the end of block `index`.
 
-    Lengths stand before what they count, so that no two inputs give the same bytes. The salt
-    enters block 0 only: the parent carries it on.
+    Lengths precede the values that they count, so no two inputs give the same bytes. The salt
+    enters block 0 only; later keys inherit the salt through the parent.
 
     Args:
         group: Name space.
-        fingerprint: Of the model.
+        fingerprint: Fingerprint of the model.
         parent: Key of the KV block before; 32 zero bytes for block 0.
-        index: The block's place in the chain.
-        tokens: Its token ids, 32 bits each.
-        extra_keys: What else decides its content, 64 bits each.
+        index: Index of the block in the chain.
+        tokens: Token ids of the block, 32 bits each.
+        extra_keys: Further identity of the block, such as pictures, 64 bits each.
         salt: Sharing domain of the chain.
     """
     label = group.value.encode()
@@ -100,11 +100,11 @@ def object_key(
 
 
 class ColdChain:
-    """Keys of a sequence's full blocks and of the state beside them, each computed once.
+    """Keys of a sequence's full blocks and sidecars, each computed once.
 
     Attributes:
         block_size: Tokens of a block.
-        blocks: Names of the KV blocks so far, first block first.
+        blocks: Names of the KV blocks so far, in chain order.
     """
 
     def __init__(
@@ -135,7 +135,8 @@ class ColdChain:
                 block before it.
 
         Raises:
-            ValueError: It is not such a boundary.
+            ValueError: The boundary is no positive multiple of the block size, or the group
+                is KV.
         """
         if boundary < 1 or boundary % self.block_size or group is ColdGroup.KV:
             raise ValueError(f"{boundary} is no boundary of {group.value} state")

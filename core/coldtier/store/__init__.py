@@ -1,1 +1,1 @@
-"""Objects on disk within their limits: folder, index, quota, eviction."""
+"""Objects on disk within their limits: folder, index, quota and eviction."""

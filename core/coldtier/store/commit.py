@@ -1,4 +1,4 @@
-"""How an object gets into the store: whole, durable, and within the bounds."""
+"""Writes of objects into the store: whole, durable, and within the bounds."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class Commit:
     """Writes objects into a folder.
 
     Attributes:
-        contents: What lies there.
-        bounds: What it may take.
-        counters: Where evictions are counted.
+        contents: Files, index and ledger of the folder.
+        bounds: Limits of the store.
+        counters: Counters for evictions.
     """
 
     contents: Contents
@@ -35,18 +35,19 @@ class Commit:
     counters: Counters
 
     def write(self, name: ObjectName, parts: Sequence[Buffer], stamp_ns: int) -> WriteOutcome:
-        """Make an object durable, or say why not; see `ColdStore.write`.
+        """Make an object durable, or return the refusal; see `ColdStore.write`.
 
         Raises:
             FileNotFoundError: The store's folder was deleted.
-            OSError: It cannot be written; nothing of it is left.
+            OSError: The object cannot be written; no part of the object is left.
         """
         contents = self.contents
         if contents.find(name):
             return WriteOutcome.PRESENT
         num_bytes = sum(memoryview(part).nbytes for part in parts)
-        # Asked twice. Before, since a refusal should cost no write, and a full disk takes no
-        # file before something went; after, since others may have taken the room meanwhile.
+        # Admission runs twice. Before the write, because a refusal should cost no write and a
+        # full disk has no room until objects are evicted; after the write, because other
+        # processes may have used the room meanwhile.
         admission = self._admission(num_bytes, stamp_ns, unwritten_bytes=num_bytes)
         if admission.is_short:
             contents.link()
@@ -89,5 +90,5 @@ class Commit:
 
 
 def _head(parts: Sequence[Buffer]) -> bytes:
-    """Return the first bytes of an object in pieces, which begins with its whole header."""
+    """Return the first bytes of an object; its first piece contains the whole header."""
     return bytes(memoryview(parts[0]).cast("B")[:HEAD_BYTES]) if parts else b""

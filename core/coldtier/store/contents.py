@@ -1,4 +1,4 @@
-"""What lies in an open store: files, the index of them and the ledger, in agreement."""
+"""Contents of an open store: files, index and ledger, in agreement."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .quota import Ledger
 
 @contextmanager
 def _without_collections() -> Generator[None]:
-    """Put garbage collection off: it would look again and again at what is only added."""
+    """Suspend garbage collection, which would scan a growing list again and again."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -37,29 +37,29 @@ def _without_collections() -> Generator[None]:
 
 
 class Contents:
-    """The objects of one held folder.
+    """The objects of one open folder.
 
-    No entry without a file, unless somebody else has just deleted it; no file of ours that
-    the ledger does not count. What adds, removes or scans needs `exclusive`.
+    Every index entry has a file, unless another process has just deleted the file. The ledger
+    counts every file of the store. Methods that add, remove or scan need `exclusive`.
 
     Attributes:
         directory: The folder.
-        index: What this process knows of its objects.
-        ledger: What all processes have put there.
-        clock: Nanoseconds of the time of day.
+        index: The objects that this process knows.
+        ledger: The count of bytes by all processes.
+        clock: Time of day in nanoseconds.
     """
 
     def __init__(self, directory: StoreDirectory, clock: Callable[[], int]) -> None:
         """Scan the folder.
 
         Raises:
-            OSError: It cannot be locked or scanned.
+            OSError: The folder cannot be locked or scanned.
         """
         self.directory = directory
         self.index = Index()
         self.ledger = Ledger(directory.usage, clock)
         self.clock = clock
-        self._changing = threading.Lock()  # the folder's lock does not part threads
+        self._changing = threading.Lock()  # the folder's lock does not exclude threads
         with self.exclusive():
             self.rescan()
 
@@ -68,7 +68,8 @@ class Contents:
         """Keep other threads and processes from changing the store.
 
         Raises:
-            OSError: Another one has held it all the time, or the store was deleted.
+            OSError: Another thread or process held the lock until the timeout, or the store
+                was deleted.
         """
         if not self._changing.acquire(timeout=timeout_s):
             raise TimeoutError(f"{self.directory.root}: another thread changes the store")
@@ -79,7 +80,7 @@ class Contents:
             self._changing.release()
 
     def find(self, name: ObjectName) -> bool:
-        """Look for an object on disk, and make the index agree; needs no lock."""
+        """Look for an object on disk, and update the index; needs no lock."""
         facts = facts_of(self.directory.objects, name)
         if facts is None:
             self.index.forget(name)
@@ -88,14 +89,14 @@ class Contents:
         return facts is not None
 
     def rescan(self) -> None:
-        """Make the index and the ledger agree with the disk."""
+        """Rebuild the index and the ledger from the disk."""
         with _without_collections():
             found = list(scan(self.directory.objects))
             self.index.replace(found, self.clock())
         self.ledger.settle(sum(num_bytes for _, num_bytes, _ in found))
 
     def link(self) -> None:
-        """Look at what objects need, once each; not cheap, and needs no lock."""
+        """Read the links of all objects without one; needs no lock and reads many files."""
         names = self.index.unlinked()
         heads = read_heads(self.directory.objects, names, HEAD_BYTES)
         self.index.link([(name, link_of(head, name)) for name, head in heads])
@@ -109,18 +110,18 @@ class Contents:
         stamp_ns: int,
         link: Link | None,
     ) -> None:
-        """Give a temporary file its object's name.
+        """Rename a temporary file to its object's name.
 
         Args:
-            shard: Descriptor of its folder.
+            shard: Descriptor of the file's folder.
             temp: The file's name.
             name: The object's name.
-            num_bytes: Its size.
-            stamp_ns: Its last use.
-            link: What it is of no use without.
+            num_bytes: The object's size.
+            stamp_ns: The object's last use.
+            link: Objects that the object needs; None for an object without a link.
 
         Raises:
-            OSError: It could not be renamed; nothing was changed.
+            OSError: The file cannot be renamed; nothing was changed.
         """
         self.ledger.add(num_bytes)
         try:
@@ -135,14 +136,14 @@ class Contents:
         """Remove an object.
 
         Args:
-            name: Its name.
-            identity: The device and inode that it must have, if not None.
+            name: The object's name.
+            identity: Device and inode of the file to remove; None for any file.
 
         Returns:
-            Whether it was there.
+            Whether the object existed and was removed.
 
         Raises:
-            OSError: It cannot be removed.
+            OSError: The object cannot be removed.
         """
         facts = facts_of(self.directory.objects, name)
         if facts is None:
@@ -156,10 +157,10 @@ class Contents:
         return True
 
     def remove_all(self, names: Iterable[ObjectName]) -> set[ObjectName]:
-        """Remove many objects, shard by shard; others may change the store in between.
+        """Remove many objects, shard by shard; the lock is released between shards.
 
         Returns:
-            Those that were there and could be removed.
+            The objects that existed and were removed.
 
         Raises:
             OSError: The store cannot be locked.
@@ -178,10 +179,10 @@ class Contents:
         """Remove an object unless another process has used it meanwhile.
 
         Returns:
-            Whether it was removed; if not, the index knows more than before.
+            Whether the object was removed; if not, the index has the newer use.
 
         Raises:
-            OSError: It cannot be removed.
+            OSError: The object cannot be removed.
         """
         facts = facts_of(self.directory.objects, victim.name)
         if facts is not None and victim.used_ns < facts.stamp_ns <= self.clock():
@@ -190,17 +191,17 @@ class Contents:
         return self.remove(victim.name)
 
     def flush(self, *, everything: bool) -> None:
-        """Write last uses down; one that cannot be written is as good as none."""
+        """Write last uses to the files; a use that cannot be written is dropped."""
         for name, stamp_ns in self.index.take_stamps(everything=everything):
             with suppress(OSError):
                 stamp_object(self.directory.objects, name, stamp_ns)
 
     def check(self) -> None:
-        """Verify that the index is sound and the ledger counts what is on disk.
+        """Verify that the index is consistent and the ledger counts the bytes on disk.
 
         Raises:
-            AssertionError: It is not so; a fault of this module, unless somebody else
-                deleted objects or a process died while it wrote.
+            AssertionError: An equation is broken: a fault of this module, unless another
+                program deleted objects or a process died during a write.
         """
         with self.exclusive():
             self.index.check()

@@ -1,14 +1,14 @@
-"""The store's folder: opened safely, then held open.
+"""The store's folder: opened safely, then held open by descriptors.
 
     root/ (0700)
-      neve-cold-store.json    the marker: nothing is ever written into a folder without it
-      lock                    whoever changes the store holds it
-      usage                   what all processes have written, see `quota`
+      neve-cold-store.json    the marker: neve never writes into another folder without it
+      lock                    the lock of every change to the store
+      usage                   bytes written by all processes, see `quota`
       objects/<2 hex>/<file>  the cold objects
 
-Whoever could swap a part of the path for a link could make neve write or delete elsewhere.
+An attacker who swaps a part of the path for a link could make neve write or delete elsewhere.
 So links are followed only in the part of the path that existed before, the root must be
-private to the user, and all later work is relative to descriptors that are held.
+private to the user, and all later operations are relative to held descriptors.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 @contextmanager
 def closing(descriptor: int) -> Generator[int]:
-    """Close a descriptor at the end."""
+    """Close a descriptor at the end of the block."""
     try:
         yield descriptor
     finally:
@@ -45,15 +45,15 @@ def closing(descriptor: int) -> Generator[int]:
 
 
 def open_folder(name: str, parent: int) -> int:
-    """Open a folder in another; a link is refused."""
+    """Open a folder inside another; a link is refused."""
     return os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=parent)
 
 
 def open_file(name: str, flags: int, parent: int) -> int:
-    """Open a regular file in a folder; anything else is refused, and nothing is waited for.
+    """Open a regular file inside a folder without blocking; other file types are refused.
 
     Raises:
-        OSError: It cannot be opened or is no regular file.
+        OSError: The file cannot be opened or is not regular.
     """
     descriptor = os.open(name, flags | _FILE, 0o600, dir_fd=parent)
     try:
@@ -68,10 +68,10 @@ def open_file(name: str, flags: int, parent: int) -> int:
 
 
 def make_folder(name: str, parent: int) -> int:
-    """Open a folder in another, making it first if there is none."""
+    """Open a folder inside another, creating a missing one."""
     with suppress(FileNotFoundError):
         return open_folder(name, parent)
-    with suppress(FileExistsError):  # somebody else made it, or put a link there
+    with suppress(FileExistsError):  # another process made the folder, or put a link there
         os.mkdir(name, 0o700, dir_fd=parent)
     os.fsync(parent)
     return open_folder(name, parent)
@@ -83,15 +83,15 @@ class StoreDirectory:
     Attributes:
         root: The store's folder.
         objects: Descriptor of the folder of objects.
-        usage: Descriptor of the file that counts what is written.
+        usage: Descriptor of the file with the count of written bytes.
     """
 
     def __init__(self, root: Path) -> None:
-        """Open the store in `root`, making it if there is nothing yet.
+        """Open the store in `root`, creating a missing one.
 
         Raises:
-            StoreUnavailableError: It is no folder of ours, not private or not writable;
-                what is there was not touched.
+            StoreUnavailableError: The folder is not a store, not private or not writable; the
+                folder's contents were not touched.
         """
         self.root = root
         self.objects = self.usage = self._lock = -1
@@ -116,7 +116,7 @@ class StoreDirectory:
             self.usage = open_file("usage", os.O_RDWR | os.O_CREAT, folder)
 
     def close(self) -> None:
-        """Let go of the descriptors; every later use fails."""
+        """Close the descriptors; every later use fails."""
         for descriptor in (self.objects, self.usage, self._lock):
             if descriptor >= 0:
                 os.close(descriptor)
@@ -126,11 +126,12 @@ class StoreDirectory:
     def lock(self, timeout_s: float = LOCK_TIMEOUT_S) -> Generator[None]:
         """Keep other processes from changing the store.
 
-        Threads of this process have to exclude one another by other means.
+        The lock does not exclude threads of this process.
 
         Raises:
-            TimeoutError: Another process holds the lock: a stopped one must not stop us.
-            FileNotFoundError: Somebody deleted the store.
+            TimeoutError: Another process, perhaps a stopped one, held the lock until the
+                timeout.
+            FileNotFoundError: The store was deleted.
         """
         if self._lock < 0:
             raise OSError(f"{self.root}: the store is closed")
@@ -152,7 +153,7 @@ class StoreDirectory:
         return facts.f_frsize * facts.f_blocks
 
     def free_bytes(self) -> int:
-        """Return what the file system has left for this user."""
+        """Return the bytes of the file system that are free for this user."""
         facts = os.fstatvfs(self.objects)
         return facts.f_frsize * facts.f_bavail
 
@@ -166,10 +167,10 @@ def _try_lock(descriptor: int) -> bool:
 
 
 def _open_root(root: Path) -> int:
-    """Open the root, making what is missing of its path.
+    """Open the root, creating the missing part of its path.
 
-    The root itself is never followed, nor is any folder that had to be made: whoever puts a
-    link there in between is refused.
+    Neither the root nor a folder created here may be a link, so a link put there meanwhile is
+    refused.
     """
     root = root.absolute()
     missing = [root.name]
@@ -198,13 +199,13 @@ def _check_private(root: Path, folder: int) -> None:
 
 
 def _is_marked(root: Path, folder: int) -> bool:
-    """Return whether the folder is a store; False means that it may become one.
+    """Return whether the folder is a store; False for a folder that may become a store.
 
     Raises:
-        StoreUnavailableError: It is neither a store of this format nor empty.
+            StoreUnavailableError: The folder is neither a store of this format nor empty.
     """
-    # Listed first: in a store that another process is making, the marker comes before all
-    # that does not stand in an empty one.
+    # Listed before the marker is opened: a process that creates a store writes the marker
+    # before any file that an empty folder would not have.
     foreign = set(os.listdir(folder)) - {"lock", _MARKER_TEMP}
     try:
         marker = open_file(MARKER, os.O_RDONLY, folder)
@@ -229,7 +230,7 @@ def _format_of(marker: bytes) -> object:
 
 
 def _mark(folder: int) -> None:
-    """Write the marker, whole or not at all; needs the lock."""
+    """Write the marker atomically; needs the lock."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
     with closing(open_file(_MARKER_TEMP, flags, folder)) as temp:
         os.write(temp, json.dumps({"format": FORMAT}).encode())

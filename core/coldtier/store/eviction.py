@@ -1,4 +1,4 @@
-"""Who has to go so that an object can come."""
+"""Evictions that make room for a new object."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from .contents import Contents
 from .index import ObjectInfo
 from .quota import Bounds, WriteOutcome
 
-_MAX_DRIFT = 16  # index and ledger may differ by this part of the quota
+_MAX_DRIFT = 16  # divisor: index and ledger may differ by quota / 16
 
 
 @attrs.define(eq=False)
 class Admission:
-    """One object's way into a store; needs the store's lock.
+    """The admission of one object to a store; needs the store's lock.
 
     Attributes:
         contents: The store.
-        bounds: What it may take.
-        counters: Where evictions are counted.
+        bounds: Limits of the store.
+        counters: Counters for evictions.
         num_bytes: The object's size.
-        stamp_ns: Its last use.
-        unwritten_bytes: What of it the file system has yet to take.
+        stamp_ns: The object's last use.
+        unwritten_bytes: Bytes of the object that are not yet on the file system.
     """
 
     contents: Contents
@@ -37,14 +37,14 @@ class Admission:
     _stuck: set[ObjectName] = attrs.field(init=False, factory=set[ObjectName])
 
     def refusal(self) -> WriteOutcome | None:
-        """Evict what is in the object's way.
+        """Evict objects until there is room, or return the refusal.
 
-        An object may only displace what was used before it. Otherwise the end of a chain
-        that is larger than the store would push out its middle.
+        Only objects with an older use may be evicted. Otherwise the end of a chain larger than
+        the store would evict the chain's middle.
 
         Returns:
-            Why it gets no room, None if it has it. It is refused before anything is evicted
-            if all that may be evicted would not do.
+            The refusal; None if there is room. If all evictable objects together are too
+            small, the refusal comes before any eviction.
         """
         if self._exceeds_day():
             return WriteOutcome.DAILY_LIMIT
@@ -69,11 +69,11 @@ class Admission:
 
     @property
     def is_short(self) -> bool:
-        """Whether something has to go; needs no lock."""
+        """Whether an eviction is needed; takes no lock."""
         return self._shortage() is not None
 
     def _shortage(self) -> tuple[int, WriteOutcome] | None:
-        """Return how many bytes have to go, and which bound asks for it."""
+        """Return the bytes to evict and the exceeded bound; None if there is room."""
         over = self.contents.ledger.num_bytes + self.num_bytes - self.bounds.quota_bytes
         free_bytes = self.contents.directory.free_bytes()
         short = self.bounds.min_free_bytes + self.unwritten_bytes - free_bytes
@@ -82,11 +82,11 @@ class Admission:
         return max(over, short), WriteOutcome.QUOTA if over > 0 else WriteOutcome.FREE_SPACE
 
     def _is_astray(self, *, exhausted: bool) -> bool:
-        """Return whether a scan may find what can be evicted.
+        """Return whether a scan of the disk may find more to evict.
 
-        The index drifts from the ledger by what other processes do, and both drift from the
-        disk when somebody deletes objects. A clock that was set back makes all objects seem
-        newer than the one that needs their room.
+        Writes of other processes move the ledger away from the index; deletions by other
+        programs move both away from the disk. After the clock is set back, all objects seem
+        newer than the object that needs room.
         """
         index = self.contents.index
         drift_bytes = abs(self.contents.ledger.num_bytes - index.num_bytes)
@@ -95,9 +95,9 @@ class Admission:
         return drift_bytes > 0 or index.newest_ns > self.contents.clock()
 
     def _evict(self, victims: Sequence[ObjectInfo]) -> None:
-        """Evict until there is room; what cannot be removed is passed over from now on.
+        """Evict until there is room; an object that cannot be removed is skipped from then on.
 
-        Where an object stays, those behind it were chosen in vain, and a new choice is due.
+        If a victim stays, later victims may be wrong, so the loop chooses again.
         """
         for victim in victims:
             try:

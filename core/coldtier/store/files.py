@@ -1,6 +1,6 @@
-"""Files of cold objects, each in the shard that its key's first byte names.
+"""Files of cold objects, each in a shard named by the first byte of its key.
 
-All functions take the descriptor of the folder of objects and follow no link below it.
+All functions take the descriptor of the folder of objects and follow no link inside.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _MAX_PIECES = 1024  # IOV_MAX of Linux and macOS
 
 @attrs.frozen
 class FileFacts:
-    """What the file system knows of an object.
+    """Facts of the file system about an object.
 
     Attributes:
-        num_bytes: Its size.
-        stamp_ns: Its modification time, which stands for its last use.
+        num_bytes: Size of the file.
+        stamp_ns: Modification time, which records the object's last use.
         identity: Device and inode.
     """
 
@@ -47,10 +47,10 @@ class FileFacts:
 
 @attrs.frozen
 class StoredObject:
-    """An object as it was read, not checked yet.
+    """Bytes of an object, not verified yet.
 
     Attributes:
-        data: Its bytes, cut one byte behind the bound if it exceeds it.
+        data: The object's bytes; of a larger object, one byte more than the bound.
         identity: Device and inode of the file.
     """
 
@@ -59,12 +59,12 @@ class StoredObject:
 
 
 def shard_of(name: ObjectName) -> str:
-    """Return the folder in which an object lies."""
+    """Return the name of the folder with an object's file."""
     return name.key[:1].hex()
 
 
 def facts_of(objects: int, name: ObjectName) -> FileFacts | None:
-    """Return the facts of an object, None if there is no regular file of that name."""
+    """Return the facts of an object; None if there is no regular file of its name."""
     with suppress(OSError), closing(open_folder(shard_of(name), objects)) as shard:
         return _facts(os.lstat(name.file_name, dir_fd=shard))
     return None
@@ -77,10 +77,10 @@ def _facts(found: os.stat_result) -> FileFacts | None:
 
 
 def read_object(objects: int, name: ObjectName, max_bytes: int) -> StoredObject:
-    """Read an object, at most one byte more than it may have.
+    """Read an object, at most one byte more than `max_bytes`.
 
     Raises:
-        OSError: It cannot be read or is no regular file.
+        OSError: The file cannot be read or is not regular.
     """
     with closing(open_folder(shard_of(name), objects)) as shard:
         descriptor = open_file(name.file_name, os.O_RDONLY, shard)
@@ -107,11 +107,11 @@ def read_heads(
 
     Args:
         objects: Descriptor of the folder of objects.
-        names: Which ones.
-        num_bytes: Bytes of each.
+        names: Objects to read.
+        num_bytes: Bytes to read of each.
 
     Yields:
-        Name and bytes; no bytes if they cannot be read.
+        Name and bytes; no bytes if the file cannot be read.
     """
     for group in by_shard(names):
         try:
@@ -125,7 +125,7 @@ def read_heads(
 
 
 def by_shard(names: Iterable[ObjectName]) -> Iterator[list[ObjectName]]:
-    """Return objects in groups of one shard each."""
+    """Return objects in groups, one group for each shard."""
     ordered = sorted(names, key=lambda name: name.key)
     return (list(group) for _, group in groupby(ordered, key=lambda name: name.key[0]))
 
@@ -143,7 +143,7 @@ def unlink_object(objects: int, name: ObjectName) -> None:
     """Remove an object's file.
 
     Raises:
-        OSError: It cannot be removed.
+        OSError: The file cannot be removed.
     """
     with closing(open_folder(shard_of(name), objects)) as shard:
         os.unlink(name.file_name, dir_fd=shard)
@@ -152,10 +152,10 @@ def unlink_object(objects: int, name: ObjectName) -> None:
 def unlink_objects(
     objects: int, names: Sequence[ObjectName]
 ) -> list[tuple[ObjectName, int | None]]:
-    """Remove objects of one shard; one that cannot be removed stays.
+    """Remove objects of one shard; an object that cannot be removed stays.
 
     Returns:
-        Those that are gone, with the bytes that they had; None for one that was not there.
+        The absent objects with their former bytes; None for an object that did not exist.
     """
     try:
         shard = open_folder(shard_of(names[0]), objects)
@@ -172,7 +172,7 @@ def unlink_objects(
 
 
 def _unlink(shard: int, file_name: str) -> int | None:
-    """Remove a file and return its bytes; None if there is no regular file of that name."""
+    """Remove a file and return its size; None if there is no regular file of that name."""
     try:
         facts = _facts(os.lstat(file_name, dir_fd=shard))
     except FileNotFoundError:
@@ -184,10 +184,10 @@ def _unlink(shard: int, file_name: str) -> int | None:
 
 
 def stamp_object(objects: int, name: ObjectName, stamp_ns: int) -> None:
-    """Write an object's last use down.
+    """Write an object's last use to its file.
 
     Raises:
-        OSError: It cannot be written.
+        OSError: The time cannot be written.
     """
     times = (stamp_ns, stamp_ns)
     with closing(open_folder(shard_of(name), objects)) as shard:
@@ -196,7 +196,7 @@ def stamp_object(objects: int, name: ObjectName, stamp_ns: int) -> None:
 
 @contextmanager
 def open_shard(objects: int, name: ObjectName) -> Generator[int]:
-    """Open the folder of an object, making it if there is none."""
+    """Open the folder of an object, creating a missing one."""
     with closing(make_folder(shard_of(name), objects)) as shard:
         yield shard
 
@@ -205,10 +205,10 @@ def open_shard(objects: int, name: ObjectName) -> Generator[int]:
 def temporary(
     shard: int, name: ObjectName, parts: Sequence[Buffer], stamp_ns: int
 ) -> Generator[str]:
-    """Write an object under a name of its own; unless it is renamed, it goes at the end.
+    """Write an object under a temporary name; the file is removed at exit unless renamed.
 
     Yields:
-        The file's name; its content is durable.
+        The temporary file's name; its content is durable.
     """
     temp = f".{name.key.hex()}.{os.getpid()}.{time.time_ns()}.tmp"
     try:
@@ -217,9 +217,9 @@ def temporary(
         ) as descriptor:
             _write(descriptor, parts)
             os.utime(descriptor, ns=(stamp_ns, stamp_ns))
-            # fsync(2), on macOS too: flushing the drive's own cache (F_FULLFSYNC) would take
-            # ten times as long, and only a power cut can tell the difference. It costs
-            # objects then, nothing else: every read checks what it gets.
+            # fsync(2), on macOS too: flushing the drive's own cache (F_FULLFSYNC) takes ten
+            # times as long and helps only in a power cut. A power cut then costs objects and
+            # nothing else, because every read verifies the bytes.
             os.fsync(descriptor)
         yield temp
     finally:
@@ -239,7 +239,7 @@ def _write(descriptor: int, parts: Sequence[Buffer]) -> None:
 
 
 def publish(shard: int, temp: str, name: ObjectName) -> None:
-    """Give a temporary file its object's name; a folder in its way is renamed aside."""
+    """Rename a temporary file to its object's name; a folder in its place is moved aside."""
     with suppress(FileNotFoundError):
         if stat.S_ISDIR(os.lstat(name.file_name, dir_fd=shard).st_mode):
             aside = temp.removesuffix(".tmp") + ".aside"
@@ -248,9 +248,9 @@ def publish(shard: int, temp: str, name: ObjectName) -> None:
 
 
 def scan(objects: int) -> Iterator[tuple[ObjectName, int, int]]:
-    """Find every object, and remove what dead writers have left.
+    """Find every object, and remove the temporary files of dead writers.
 
-    Whatever else lies there stays and does not count.
+    Other files stay and do not count.
 
     Yields:
         Name, bytes and modification time in nanoseconds.
@@ -284,7 +284,7 @@ def _scan_shard(shard: int, shard_name: str) -> Iterator[tuple[ObjectName, int, 
 
 
 def _sweep(shard: int, file_name: str) -> None:
-    """Remove a temporary file whose writer is dead or has had an hour."""
+    """Remove a temporary file if its writer is dead or the file is older than an hour."""
     match = _TEMP.fullmatch(file_name)
     if match is None:
         return

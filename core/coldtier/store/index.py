@@ -1,10 +1,10 @@
-"""What the store holds, in memory: sizes, last uses and the order of eviction.
+"""The store's index in memory: sizes, last uses and the order of eviction.
 
-Whoever uses a chain stamps all of its objects with one time, a microsecond less for each block
-of depth, and a stamp never falls. So an object is always older than its ancestors, and taking
-the oldest first never cuts a chain in the middle (KV-4). A state has its stamp between those of
-the blocks before and behind it. What cannot be restored any more goes before all that can: the
-index knows as soon as it has been told what objects need, see `lineage`.
+A use of a chain stamps all of its objects with one time, less a microsecond for each block of
+depth, and a stamp never falls. An object is therefore always older than its ancestors, and
+evicting the oldest first never cuts a chain in the middle (KV-4). A sidecar's stamp lies
+between the stamps of the blocks before and behind its boundary. Objects that cannot be restored
+any more are evicted before all others; the index knows them from the links, see `lineage`.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from .recency import Entry, UseOrder
 from .victims import Victims
 
 DEPTH_NS = 1000
-"""What a stamp falls by for each object of a chain, its head first."""
+"""Difference between the stamps of a block and of the next block of its chain."""
 
 STATE_NS = DEPTH_NS // 2
-"""By how much a state is older than the block that it stands behind."""
+"""Difference between the stamps of a block and of the sidecar at its end."""
 
 FLUSH_NS = 60 * 10**9
-"""How far a file's time may lag behind the last use of its object."""
+"""Bound on the lag of a file's time behind the last use of its object."""
 
 
 @attrs.frozen
 class ObjectInfo:
-    """One object of the store.
+    """Name, size and last use of an object.
 
     Attributes:
-        name: Its name.
-        num_bytes: Its size.
-        used_ns: Its last use.
+        name: The object's name.
+        num_bytes: The object's size.
+        used_ns: The object's last use.
     """
 
     name: ObjectName
@@ -53,8 +53,8 @@ class Index:
     Every method may be called from any thread; `in` takes no lock.
 
     Attributes:
-        num_bytes: Sizes of all objects together.
-        newest_ns: No stamp is newer.
+        num_bytes: Bytes of all objects together.
+        newest_ns: Upper bound of all stamps.
     """
 
     def __init__(self) -> None:
@@ -63,9 +63,9 @@ class Index:
         self._entries: dict[ObjectName, Entry] = {}
         self._order = UseOrder(self._entries)
         self._tickets = itertools.count()
-        # ticket -> name; tickets, since hashing a name is what costs most when it is used
-        self._unflushed: dict[int, ObjectName] = {}  # used since their time was written to disk
-        self._due: dict[int, ObjectName] = {}  # those of them that lag too far behind
+        # keyed by ticket: hashing a name would be the largest cost of a use
+        self._unflushed: dict[int, ObjectName] = {}  # objects with a use that disk lacks
+        self._due: dict[int, ObjectName] = {}  # unflushed objects beyond FLUSH_NS
         self._lineage = Lineage()
         self._lock = threading.Lock()
 
@@ -76,7 +76,7 @@ class Index:
         return len(self._entries)
 
     def add(self, name: ObjectName, num_bytes: int, stamp_ns: int) -> None:
-        """Enter an object that has just been found or written; its file has that stamp."""
+        """Enter an object that was found or written; its file has the given stamp."""
         with self._lock:
             old = self._entries.get(name)
             if old is not None:
@@ -85,13 +85,13 @@ class Index:
             self._add(name, num_bytes, stamp_ns, stamp_ns)
 
     def forget(self, name: ObjectName) -> None:
-        """Remove an object, if it is there."""
+        """Remove an object if the index has it."""
         with self._lock:
             if name in self._entries:
                 self._remove(name)
 
     def raise_stamp(self, name: ObjectName, stamp_ns: int) -> None:
-        """Take over a newer stamp that another process has written to disk."""
+        """Adopt a newer stamp that another process has written to disk."""
         with self._lock:
             entry = self._entries.get(name)
             if entry is not None and stamp_ns > entry.stamp_ns:
@@ -101,8 +101,8 @@ class Index:
     def touch(self, names: Sequence[ObjectName], stamp_ns: int) -> None:
         """Use a chain, its head first.
 
-        Once one object lags too far behind on disk, so do its ancestors: written later than
-        their descendants, they would be evicted before them after a restart.
+        If one object lags too far behind on disk, its ancestors are flushed too: with older
+        times than their descendants they would be evicted first after a restart.
         """
         due = False
         with self._lock:
@@ -114,12 +114,12 @@ class Index:
                 due = self._use(name, used_ns, due=due)
 
     def _use(self, name: ObjectName, stamp_ns: int, *, due: bool) -> bool:
-        """Give an object a stamp if it is newer; return whether a file lags too far behind.
+        """Raise an object's stamp; return whether its file lags too far behind.
 
         Args:
             name: The object.
-            stamp_ns: Its use.
-            due: One that comes after it does.
+            stamp_ns: Time of the use.
+            due: Whether a descendant's file lags too far behind.
         """
         entry = self._entries.get(name)
         if entry is None:
@@ -130,12 +130,12 @@ class Index:
         return due
 
     def unlinked(self) -> list[ObjectName]:
-        """Return the objects of which nobody has said what they need."""
+        """Return the objects whose links are not known yet."""
         with self._lock:
             return self._lineage.unknown(self._entries)
 
     def link(self, links: Iterable[tuple[ObjectName, Link | None]]) -> None:
-        """Take note of what objects need; None for one that stands for itself."""
+        """Record the links of objects; None for an object without a link."""
         with self._lock:
             fresh: list[tuple[int, ObjectName]] = []
             for name, link in links:
@@ -145,7 +145,7 @@ class Index:
                 self._raise_ancestors(name)
 
     def _raise_ancestors(self, name: ObjectName) -> None:
-        """See to it that an object is older than what it comes after, and states on the way."""
+        """Make all ancestors of an object, and their sidecars, newer than the object."""
         stamp_ns = self._entries[name].stamp_ns
         for block in self._lineage.ancestors(name):
             for state in self._lineage.states(block):
@@ -157,10 +157,10 @@ class Index:
             self._use(block, stamp_ns, due=False)
 
     def take_stamps(self, *, everything: bool = False) -> list[tuple[ObjectName, int]]:
-        """Return which stamps to write to disk, and count them as written.
+        """Return the stamps to write to disk, and mark them as written.
 
         Args:
-            everything: Also those that lag a little.
+            everything: Include stamps whose lag is within `FLUSH_NS`.
         """
         with self._lock:
             names = dict(self._unflushed if everything else self._due)
@@ -178,19 +178,19 @@ class Index:
         *,
         whole: bool = False,
     ) -> list[ObjectInfo]:
-        """Return which objects go first, that have so many bytes together.
+        """Return the objects to evict so that `num_bytes` are freed.
 
-        First those that cannot be restored any more, then the oldest, each with what cannot
-        be restored without it. Changes nothing that can be seen.
+        Objects that cannot be restored any more come first, then the oldest objects, each
+        followed by the objects that depend on it. The call changes nothing visible.
 
         Args:
-            num_bytes: What they must have.
-            until_ns: Only objects that were last used by then; None for all.
+            num_bytes: Bytes to free.
+            until_ns: Only objects with a last use up to this time; None for all.
             skip: Objects to pass over.
-            whole: Leave nothing that cannot be restored because of them.
+            whole: Include all objects that depend on a chosen one.
 
         Returns:
-            As few as it takes; nothing if all that are allowed have less.
+            As few objects as possible; empty if the allowed objects are too small together.
         """
         with self._lock:
             victims = Victims(self._entries, self._lineage, num_bytes, until_ns, skip, whole)
@@ -210,14 +210,14 @@ class Index:
         return sorted(infos, key=lambda info: info.used_ns)
 
     def replace(self, found: Sequence[tuple[ObjectName, int, int]], now_ns: int) -> None:
-        """Hold exactly what was found on disk; uses that are not written there yet stay.
+        """Set the index to the objects found on disk; newer uses in memory stay.
 
-        Stamps of a clock that was ahead are brought down to now, in their order: as they
-        are, their objects would outlive all that is used from now on.
+        Stamps ahead of the clock are lowered to about now, in their order: otherwise their
+        objects would outlive every object used from now on.
 
         Args:
             found: Each object's name, size and modification time.
-            now_ns: The clock.
+            now_ns: The present time of the clock.
         """
         with self._lock:
             if self._entries:
@@ -256,7 +256,7 @@ class Index:
         self._order.drop()
 
     def _stamp(self, name: ObjectName, entry: Entry, stamp_ns: int) -> bool:
-        """Give an entry a stamp; return whether its file lags too far behind now."""
+        """Set an entry's stamp; return whether its file now lags too far behind."""
         entry.stamp_ns = stamp_ns
         self.newest_ns = max(self.newest_ns, stamp_ns)
         if stamp_ns != entry.disk_ns:
@@ -285,7 +285,7 @@ class Index:
         """Verify every equation that must hold; O(objects).
 
         Raises:
-            AssertionError: One is broken; a fault of this module.
+            AssertionError: An equation is broken: a fault of this module.
         """
         with self._lock:
             entries = self._entries

@@ -1,8 +1,8 @@
-"""Which objects of a store can still be restored, by what each is of no use without.
+"""The dependencies among a store's objects, and which objects can still be restored.
 
-A block needs all blocks before it. Where a family keeps state beside its blocks, a block also
-needs such a state, behind itself or behind a later block of its chain; a state needs the block
-that it stands behind.
+A block needs all blocks before it. Where a family has sidecars, a block also needs a sidecar
+at its own end or at the end of a later block of its chain. A sidecar needs the block at whose
+end it was taken.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ class _Node:
     """An object.
 
     Attributes:
-        name: Its name.
-        link: What it is of no use without.
-        reachable: All blocks before it are there.
-        num_uses: Restorable objects right behind it that make it worth a restore.
-        restorable: It is reachable and has what it needs.
+        name: The object's name.
+        link: Objects that the object needs.
+        reachable: All blocks before the object exist.
+        num_uses: Restorable objects right behind the block that make it worth a restore.
+        restorable: The object is reachable and has the objects that it needs.
     """
 
     name: ObjectName
@@ -35,45 +35,45 @@ class _Node:
     restorable: bool = False
 
     def settle(self) -> bool:
-        """Put `restorable` right; return whether it has changed."""
+        """Recompute `restorable`; return whether the value has changed."""
         before = self.restorable
         self.restorable = self.reachable and (self.link.state is None or self.num_uses > 0)
         return self.restorable != before
 
     def is_used_by(self, other: _Node) -> bool:
-        """Return whether an object right behind this one counts among its uses."""
+        """Return whether an object right behind this block counts among its uses."""
         return other.name.group in (ColdGroup.KV, self.link.state)
 
 
 class Lineage:
-    """The forest of chains, with the states beside them. Pure bookkeeping, no lock.
+    """The forest of chains with their sidecars. Pure bookkeeping, without a lock.
 
-    Each change costs what it changes: an object more or less moves the bounds of what can be
-    restored along its chain, and is looked at no further.
+    A change costs as much as it changes: a new or removed object only affects the objects of
+    its chain whose `restorable` changes.
 
     Attributes:
         lost: Objects that cannot be restored -> whether they could be before. A block of a
-            walk under way could not yet: its state is written last.
+            running walk could not be restored yet: the walk writes its sidecar last.
     """
 
     def __init__(self) -> None:
         self.lost: dict[ObjectName, bool] = {}
-        self._known: set[ObjectName] = set()  # those that stand for themselves, too
+        self._known: set[ObjectName] = set()  # including objects without a link
         self._nodes: dict[ObjectName, _Node] = {}
         self._blocks: dict[ColdKey, _Node] = {}
-        self._behind: dict[ColdKey, list[_Node]] = {}  # of blocks that are absent, too
+        self._behind: dict[ColdKey, list[_Node]] = {}  # by block, absent blocks included
 
     def unknown(self, names: Mapping[ObjectName, object]) -> list[ObjectName]:
-        """Return those of all objects of which nobody has said what they need."""
+        """Return the objects whose links are not known yet."""
         if len(self._known) == len(names):
             return []
         return [name for name in names if name not in self._known]
 
     def learn(self, name: ObjectName, link: Link | None) -> bool:
-        """Take note of what an object needs, once; None for one that stands for itself.
+        """Record an object's link, once; None for an object without a link.
 
         Returns:
-            Whether it has a place among the others from now on.
+            Whether the link is new.
         """
         is_new = link is not None and name not in self._known
         self._known.add(name)
@@ -82,7 +82,7 @@ class Lineage:
         return is_new
 
     def enter(self, name: ObjectName, link: Link) -> None:
-        """Give an object its place."""
+        """Add an object to the forest."""
         if name in self._nodes:
             return
         node = self._nodes[name] = _Node(name, link)
@@ -96,7 +96,7 @@ class Lineage:
             self._reach(node, reachable=True)
 
     def leave(self, name: ObjectName) -> None:
-        """Forget an object; what comes after it cannot be restored from now on."""
+        """Remove an object; objects that depend on it become unrestorable."""
         self._known.discard(name)
         node = self._nodes.get(name)
         if node is None:
@@ -112,19 +112,19 @@ class Lineage:
         del self._nodes[name], self.lost[name]
 
     def renew(self, name: ObjectName) -> None:
-        """Take note that a chain is used: its state may be about to be written again."""
+        """Record a use of a chain: its sidecar may be about to be written again."""
         if name in self.lost:
             self.lost[name] = False
 
     def losses(self, name: ObjectName, spent: dict[ObjectName, int]) -> list[ObjectName]:
-        """Return which blocks could not be restored any more without an object.
+        """Return the blocks that could not be restored any more without an object.
 
         Args:
             name: The object.
-            spent: Uses of blocks that are given up already; this one's are added.
+            spent: Uses of each block that are already given up; updated by the call.
 
         Returns:
-            The deepest first.
+            Blocks, the deepest first.
         """
         found: list[ObjectName] = []
         node = self._nodes.get(name)
@@ -139,13 +139,13 @@ class Lineage:
         return found
 
     def ancestors(self, name: ObjectName) -> Iterator[ObjectName]:
-        """Return the blocks that an object comes after, the nearest first."""
+        """Return the blocks before an object, the nearest first."""
         node = self._nodes.get(name)
         while node is not None and (node := self._parent(node)) is not None:
             yield node.name
 
     def states(self, name: ObjectName) -> Sequence[ObjectName]:
-        """Return the sidecars that stand behind a block."""
+        """Return the sidecars at the end of a block."""
         behind = self._behind.get(name.key)
         if behind is None or name.group is not ColdGroup.KV:
             return ()
@@ -158,7 +158,7 @@ class Lineage:
         return self._behind.get(node.name.key, ()) if node.name.group is ColdGroup.KV else ()
 
     def _reach(self, node: _Node, *, reachable: bool) -> None:
-        """Have an object and all that comes after it be reachable, or not."""
+        """Set `reachable` for an object and all objects behind it."""
         reached = [node]
         for each in reached:  # grows
             each.reachable = reachable
@@ -167,7 +167,7 @@ class Lineage:
             self._settle(each)
 
     def _settle(self, node: _Node | None) -> None:
-        """Put right what an object is, and what the blocks before it are for it."""
+        """Recompute `restorable` of an object, then the uses of the blocks before it."""
         while node is not None and node.settle():
             if node.restorable:
                 del self.lost[node.name]
@@ -182,7 +182,7 @@ class Lineage:
         """Verify every equation that must hold; O(objects).
 
         Raises:
-            AssertionError: One is broken; a fault of this module.
+            AssertionError: An equation is broken: a fault of this module.
         """
         for name, node in self._nodes.items():
             parent = self._parent(node)

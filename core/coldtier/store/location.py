@@ -1,4 +1,4 @@
-"""Where the store lies."""
+"""The store's place on disk."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from .directory import FORMAT
 
 
 def default_root(cold_cache_dir: str | None) -> Path:
-    """Return where the store lies.
+    """Return the store's folder.
 
     Args:
-        cold_cache_dir: A folder to put it into; None means the platform's cache folder.
+        cold_cache_dir: Parent folder of the store; None means the platform's cache folder.
 
     Raises:
         StoreUnavailableError: There is no home folder.

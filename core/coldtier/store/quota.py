@@ -1,4 +1,4 @@
-"""How much may be written: bounds, and the count that all processes share."""
+"""Limits on the bytes of a store, and the byte count that all processes share."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _RECORD = struct.Struct("<8s3Q")  # magic, bytes of all objects, day, bytes writ
 
 
 class WriteOutcome(enum.Enum):
-    """What became of a write; the last three are refusals."""
+    """The outcomes of a write; the last three are refusals."""
 
     WRITTEN = "written"
     PRESENT = "present"
@@ -30,12 +30,12 @@ class WriteOutcome(enum.Enum):
 
 @attrs.frozen
 class Bounds:
-    """What holds for one store: its limits on the file system that it lies on.
+    """Limits of one store, resolved for its file system.
 
     Attributes:
-        quota_bytes: What all objects may take together.
-        min_free_bytes: What the file system keeps free.
-        daily_write_bytes: What may be written on one day; None means no cap.
+        quota_bytes: Bound on the bytes of all objects together.
+        min_free_bytes: Bytes of the file system that stay free.
+        daily_write_bytes: Bound on the bytes written on one day (UTC); None means no bound.
     """
 
     quota_bytes: int
@@ -45,14 +45,14 @@ class Bounds:
 
 @attrs.frozen
 class StoreLimits:
-    """What the user allows.
+    """Limits from the user's settings.
 
     Attributes:
-        quota_bytes: What all objects may take together; None means a tenth of the file
-            system, at most 100 GiB.
-        min_free_bytes: What the file system keeps free; None means a twentieth of it, at
-            least 5 GiB.
-        daily_write_bytes: What may be written on one day (UTC); None means no cap.
+        quota_bytes: Bound on the bytes of all objects together; None means a tenth of the
+            file system, at most 100 GiB.
+        min_free_bytes: Bytes of the file system that stay free; None means a twentieth of the
+            file system, at least 5 GiB.
+        daily_write_bytes: Bound on the bytes written on one day (UTC); None means no bound.
     """
 
     quota_bytes: int | None = None
@@ -60,7 +60,7 @@ class StoreLimits:
     daily_write_bytes: int | None = None
 
     def on(self, total_bytes: int) -> Bounds:
-        """Return what they mean on a file system of that size."""
+        """Return the bounds on a file system of `total_bytes` bytes."""
         quota, min_free = self.quota_bytes, self.min_free_bytes
         return Bounds(
             min(total_bytes // 10, MAX_QUOTA_BYTES) if quota is None else quota,
@@ -71,14 +71,14 @@ class StoreLimits:
 
 @attrs.frozen
 class StoreUsage:
-    """What a store takes.
+    """Bytes that a store uses.
 
     Attributes:
         num_objects: Objects that this process knows.
-        num_bytes: Bytes of all objects, those of other processes included.
-        quota_bytes: What they may take.
-        free_bytes: What the file system has left.
-        written_today_bytes: What all processes have written since midnight (UTC).
+        num_bytes: Bytes of all objects, other processes' objects included.
+        quota_bytes: Bound on the bytes of all objects.
+        free_bytes: Free bytes of the file system.
+        written_today_bytes: Bytes that all processes have written since midnight (UTC).
     """
 
     num_objects: int
@@ -89,11 +89,10 @@ class StoreUsage:
 
 
 class Ledger:
-    """The count of bytes in the file `usage`, true for all processes of a store.
+    """The byte count in the file `usage`, shared by all processes of a store.
 
-    Needs the store's lock for every change. A process that dies between a change here and
-    the file that it stands for leaves the count too high by one object, until the store is
-    scanned again.
+    Every change needs the store's lock. A process that dies between the ledger's change and
+    the file's change leaves the count too high by one object, until the next scan.
     """
 
     def __init__(self, descriptor: int, clock: Callable[[], int]) -> None:
@@ -111,23 +110,23 @@ class Ledger:
         return self._read()[1]
 
     def add(self, num_bytes: int) -> None:
-        """Count an object that is about to be there."""
+        """Count an object that is about to be added."""
         total, written = self._read()
         self._write(total + num_bytes, written + num_bytes)
 
     def remove(self, num_bytes: int) -> None:
-        """Count an object that is not there any more; what was written stays written."""
+        """Uncount a removed object; the day's written bytes stay."""
         total, written = self._read()
         self._write(max(total - num_bytes, 0), written)
 
     def settle(self, num_bytes: int) -> None:
-        """Put the count right after a scan."""
+        """Set the count to the result of a scan."""
         self._write(num_bytes, self._read()[1])
 
     def _read(self) -> tuple[int, int]:
         record = os.pread(self._descriptor, _RECORD.size, 0)
         if len(record) < _RECORD.size or not record.startswith(_MAGIC):
-            return 0, 0  # new, or damaged: opening the store settles it
+            return 0, 0  # a new or damaged file: opening the store settles the count
         _, total, day, written = _RECORD.unpack(record)
         return total, written if day == self._today() else 0
 

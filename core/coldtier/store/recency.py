@@ -1,4 +1,4 @@
-"""The order in which objects were last used, as a heap that is put right when it is read."""
+"""The order of last uses: a heap that is corrected when it is read."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ class Entry:
     """An object of the store.
 
     Attributes:
-        num_bytes: Its size.
-        stamp_ns: Its last use.
-        disk_ns: Its last use as its file has it.
-        ticket: Its number; no other entry ever has it.
+        num_bytes: Size of the object.
+        stamp_ns: Last use of the object.
+        disk_ns: Last use as written in the object's file.
+        ticket: Number of the entry, never used again.
     """
 
     num_bytes: int
@@ -30,9 +30,9 @@ class Entry:
 class UseOrder:
     """The least recently used object first. No lock.
 
-    An entry has one heap item, with its ticket and a stamp that may be out of date, never too
-    new; using an object therefore costs one assignment. A removed entry's item stays until it
-    comes to the top. There is no heap until somebody asks for it: most processes never evict.
+    An entry has one heap item with its ticket and a stamp, which may be too old but never too
+    new. A use therefore costs one assignment. The item of a removed entry stays until it
+    reaches the top. The heap is built at the first eviction; most processes never evict.
     """
 
     def __init__(self, entries: Mapping[ObjectName, Entry]) -> None:
@@ -40,21 +40,21 @@ class UseOrder:
         self._heap: list[tuple[int, int, ObjectName]] | None = None  # (stamp, ticket, name)
 
     def add(self, name: ObjectName, entry: Entry) -> None:
-        """Take note of a new entry."""
+        """Enter a new entry."""
         if self._heap is not None:
             heapq.heappush(self._heap, (entry.stamp_ns, entry.ticket, name))
 
     def drop(self) -> None:
-        """Forget the order: stamps have fallen, or many entries have come."""
+        """Discard the heap: stamps have fallen, or many entries were added."""
         self._heap = None
 
     def trim(self) -> None:
-        """Let items of removed entries go, once they are the most."""
+        """Discard the heap once items of removed entries outnumber the others."""
         if self._heap is not None and len(self._heap) > 2 * len(self._entries) + 64:
             self._heap = None
 
     def oldest_first(self) -> Generator[tuple[ObjectName, Entry]]:
-        """Yield all entries; nothing may change meanwhile. Close it, and the order is whole."""
+        """Yield all entries, which must not change meanwhile. Closing restores the heap."""
         heap = self._built()
         passed: list[tuple[int, int, ObjectName]] = []
         try:
@@ -72,7 +72,7 @@ class UseOrder:
         return self._heap
 
     def _settle_top(self, heap: list[tuple[int, int, ObjectName]]) -> Entry | None:
-        """Put the heap's top right and return its entry, None if there is none."""
+        """Correct the top of the heap and return its entry; None for an empty heap."""
         while heap:
             stamp_ns, ticket, name = heap[0]
             entry = self._entries.get(name)
@@ -88,7 +88,7 @@ class UseOrder:
         """Verify every equation that must hold; O(objects).
 
         Raises:
-            AssertionError: One is broken; a fault of this module.
+            AssertionError: An equation is broken: a fault of this module.
         """
         heap = self._built()
         items = {ticket: (stamp_ns, name) for stamp_ns, ticket, name in heap}

@@ -1,4 +1,4 @@
-"""The store: cold objects as files, written once and whole, the least used evicted first."""
+"""The store: cold objects as files, written atomically, evicted by least recent use."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .quota import StoreLimits, StoreUsage, WriteOutcome
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-_REJECT_TIMEOUT_S = 1.0  # a reader waits for it, and a turn for the reader
+_REJECT_TIMEOUT_S = 1.0  # a reader waits for the lock, and a request waits for the reader
 
 
 class ColdStore:
@@ -29,13 +29,13 @@ class ColdStore:
 
     `contains`, `probe` and `touch` are for the engine's thread and cost at most one `stat`;
     `read` and `reject` are for readers, `write` and `flush_touches` for the writer. Several
-    processes may use one store: whoever changes it holds its lock, and the bytes of all of
-    them count against one quota.
+    processes may use one store: each change holds the store's lock, and the bytes of all
+    processes count against one quota.
 
     Attributes:
         root: The store's folder.
-        quota_bytes: What its objects may take together.
-        counters: Where evictions and corruptions are counted.
+        quota_bytes: Bound on the bytes of all objects together.
+        counters: Counters for evictions and corruptions.
     """
 
     def __init__(
@@ -45,17 +45,17 @@ class ColdStore:
         counters: Counters,
         clock: Callable[[], int],
     ) -> None:
-        """Scan an open folder, which the store closes from now on.
+        """Scan an open folder; the store closes the folder at its end.
 
         Raises:
-            OSError: It cannot be locked or scanned.
+            OSError: The folder cannot be locked or scanned.
         """
         self._bounds = limits.on(directory.total_bytes())
         self._clock = clock
         self._contents = Contents(directory, clock)
         self._commit = Commit(self._contents, self._bounds, counters)
-        self._deleted: list[StoreDirectory] = []  # readers may be in them until we close
-        self._unavailable: str | None = None  # why, once it is
+        self._deleted: list[StoreDirectory] = []  # kept open, as readers may still use them
+        self._unavailable: str | None = None  # the reason, once the store is unavailable
         self.root = directory.root
         self.quota_bytes = self._bounds.quota_bytes
         self.counters = counters
@@ -68,16 +68,16 @@ class ColdStore:
         counters: Counters,
         clock: Callable[[], int] = time.time_ns,
     ) -> ColdStore:
-        """Open the store in `root`, making it if there is nothing yet.
+        """Open the store in `root`, creating a missing one.
 
         Args:
-            root: Its folder.
-            limits: What it may take.
-            counters: Where it counts.
-            clock: Nanoseconds of the time of day.
+            root: The store's folder.
+            limits: Limits of the store.
+            counters: Counters for evictions and corruptions.
+            clock: Time of day in nanoseconds.
 
         Raises:
-            StoreUnavailableError: It cannot be used; what is there was not touched.
+            StoreUnavailableError: The store cannot be used; its folder was not touched.
         """
         directory = StoreDirectory(root)
         try:
@@ -87,28 +87,28 @@ class ColdStore:
             raise StoreUnavailableError(f"{root}: {error.strerror or error}") from error
 
     def close(self) -> None:
-        """Write all last uses down and let go of the folder; no call may be under way."""
+        """Write all last uses to disk and close the folder; no call may be running."""
         self._contents.flush(everything=True)
         for directory in (self._contents.directory, *self._deleted):
             directory.close()
 
     def contains(self, name: ObjectName) -> bool:
-        """Return whether an object is known to be there; no I/O, no lock."""
+        """Return whether the index has an object; no I/O, no lock."""
         return name in self._contents.index
 
     def probe(self, name: ObjectName) -> bool:
-        """Return whether an object is there, perhaps written by another process."""
+        """Return whether an object exists, even one written by another process."""
         return name in self._contents.index or self._contents.find(name)
 
     def read(self, name: ObjectName, max_bytes: int) -> StoredObject | None:
-        """Read an object; what comes back is not checked, and not used yet.
+        """Read an object; the returned bytes are not verified, and no use is recorded.
 
         Args:
-            name: Its name.
-            max_bytes: What it may have; of a larger one, one byte more is returned.
+            name: The object's name.
+            max_bytes: Expected size; of a larger object, one byte more is returned.
 
         Returns:
-            None, and the object is forgotten, if it cannot be read.
+            The object; None if it cannot be read, and the index then forgets it.
         """
         contents = self._contents
         try:
@@ -118,15 +118,15 @@ class ColdStore:
             return None
 
     def write(self, name: ObjectName, parts: Sequence[Buffer], stamp_ns: int) -> WriteOutcome:
-        """Make an object durable, or say why not.
+        """Make an object durable, or return the refusal.
 
         Args:
-            name: Its name.
-            parts: Its bytes, in pieces.
-            stamp_ns: Its last use: the chain's, less a microsecond for each block of depth.
+            name: The object's name.
+            parts: The object's bytes, in pieces.
+            stamp_ns: Last use: the chain's use, less a microsecond for each block of depth.
 
         Raises:
-            OSError: It cannot be written; nothing of it is left.
+            OSError: The object cannot be written; no part of the object is left.
         """
         if self._unavailable is not None:
             raise StoreUnavailableError(self._unavailable)
@@ -137,7 +137,7 @@ class ColdStore:
             return self._commit.write(name, parts, stamp_ns)
 
     def _reopen(self) -> None:
-        """Begin anew after the folder was deleted; give up for good if that fails."""
+        """Open the store again after its folder was deleted; a failure is final."""
         try:
             directory = StoreDirectory(self.root)
             self._deleted.append(directory)
@@ -154,11 +154,11 @@ class ColdStore:
         """Remove an object that was read and found unsound, and count the corruption.
 
         Args:
-            name: Its name.
-            identity: Device and inode of what was read; a fresh object in its place stays.
+            name: The object's name.
+            identity: Device and inode of the file that was read; a newer file stays.
 
         Returns:
-            Whether it was removed.
+            Whether the object was removed.
         """
         self.counters.add(corruptions=1)
         with suppress(OSError), self._contents.exclusive(_REJECT_TIMEOUT_S):
@@ -166,16 +166,16 @@ class ColdStore:
         return False
 
     def touch(self, names: Sequence[ObjectName], stamp_ns: int) -> None:
-        """Use a chain: its objects get the stamp, a microsecond less for each of depth.
+        """Stamp the objects of a chain, less a microsecond for each block of depth.
 
         Args:
-            names: Its objects, the head first.
-            stamp_ns: When it was used.
+            names: Objects of the chain, its head first.
+            stamp_ns: Time of the use.
         """
         self._contents.index.touch(names, stamp_ns)
 
     def flush_touches(self) -> None:
-        """Write down the last uses that lag far behind on disk."""
+        """Write the last uses that lag far behind to disk."""
         self._contents.flush(everything=False)
 
     def objects(self) -> list[ObjectInfo]:
@@ -183,22 +183,22 @@ class ColdStore:
         return self._contents.index.objects()
 
     def prune(self, target_bytes: int, *, dry_run: bool = False) -> list[ObjectInfo]:
-        """Remove objects until the rest has so many bytes.
+        """Remove objects until the others have at most `target_bytes` bytes.
 
-        What cannot be restored any more goes first, then what was least recently used, and
-        with it all that cannot be restored without it.
+        Objects that cannot be restored any more go first, then the least recently used ones,
+        each with all objects that depend on it.
 
         Args:
-            target_bytes: What may stay.
-            dry_run: Only say which would go.
+            target_bytes: Bytes that may stay.
+            dry_run: Remove nothing; only return the candidates.
 
         Returns:
-            The objects that went.
+            The removed objects, or the candidates.
 
         Raises:
             OSError: The store cannot be locked or scanned.
         """
-        self._contents.link()  # before the lock: it may take a while
+        self._contents.link()  # outside the lock, because it may read many files
         with self._contents.exclusive():
             self._contents.rescan()
             self._contents.link()
@@ -210,7 +210,7 @@ class ColdStore:
         return [victim for victim in victims if victim.name in gone]
 
     def remove(self, names: Sequence[ObjectName]) -> int:
-        """Remove objects, and return how many there were that could be.
+        """Remove objects, and return the number of removed ones.
 
         Raises:
             OSError: The store cannot be locked.
@@ -218,7 +218,7 @@ class ColdStore:
         return len(self._contents.remove_all(names))
 
     def clear(self) -> int:
-        """Remove all objects, and return how many; what is not ours stays.
+        """Remove all objects, and return their number; foreign files stay.
 
         Raises:
             OSError: The store cannot be locked or scanned.
@@ -228,10 +228,10 @@ class ColdStore:
         return self.remove([info.name for info in self.objects()])
 
     def usage(self) -> StoreUsage:
-        """Return what the store takes.
+        """Return the store's usage.
 
         Raises:
-            OSError: The file system does not say.
+            OSError: The file system's facts cannot be read.
         """
         contents = self._contents
         return StoreUsage(
@@ -246,7 +246,7 @@ class ColdStore:
         """Verify every equation that must hold; O(objects).
 
         Raises:
-            AssertionError: One is broken; a fault of this room, unless somebody else
-                deleted objects or a process died while it wrote.
+            AssertionError: An equation is broken: a fault of this room, unless another program
+                deleted objects or a process died during a write.
         """
         self._contents.check()

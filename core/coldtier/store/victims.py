@@ -1,4 +1,4 @@
-"""Which objects go so that others can come: what is lost anyway, then the oldest."""
+"""The choice of objects to evict: unrestorable objects, then the oldest."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from .lineage import Lineage
 from .recency import Entry
 
 GRACE_NS = 60 * 10**9
-"""For so long after its use a block may wait for the state that makes it of use. A walk writes
-blocks first and states last, and must not be overtaken by another process that evicts."""
+"""How long after its use a block may wait for its sidecar. A walk writes blocks first and
+sidecars last, so an evicting process must not take the blocks in between."""
 
 
 @attrs.define(eq=False)
 class Victims:
-    """A choice under way.
+    """A choice in progress.
 
     Attributes:
         entries: All objects.
-        lineage: What they need.
-        missing_bytes: What the chosen ones still lack.
-        until_ns: Only objects that were last used by then; None for all.
+        lineage: Dependencies of the objects.
+        missing_bytes: Bytes that are still to be freed.
+        until_ns: Only objects with a last use up to this time; None for all.
         skip: Objects to pass over.
-        whole: Choose all that is lost with another, whether it is needed or not.
-        chosen: The choice, in order.
+        whole: Choose all objects that depend on a chosen one, even beyond `missing_bytes`.
+        chosen: The chosen objects, in order.
     """
 
     entries: Mapping[ObjectName, Entry]
@@ -39,7 +39,7 @@ class Victims:
     _spent: dict[ObjectName, int] = attrs.field(init=False, factory=dict[ObjectName, int])
 
     def take_all(self, entries: Iterable[tuple[ObjectName, Entry]]) -> None:
-        """Choose entries, the oldest first, until nothing is missing."""
+        """Choose entries, the oldest first, until enough bytes are freed."""
         for name, entry in entries:
             if not self._is_allowed(entry.stamp_ns):
                 return
@@ -48,11 +48,11 @@ class Victims:
                 return
 
     def _is_allowed(self, stamp_ns: int) -> bool:
-        """Return whether objects of that last use may go."""
+        """Return whether an object with this last use may be chosen."""
         return self.until_ns is None or stamp_ns <= self.until_ns
 
     def take_lost(self) -> None:
-        """Choose among what cannot be restored any more, the oldest first."""
+        """Choose among the objects that cannot be restored any more, the oldest first."""
         lost = [
             (self.entries[name].stamp_ns, name)
             for name, was_restorable in self.lineage.lost.items()
@@ -67,7 +67,7 @@ class Victims:
         return self.until_ns is None or stamp_ns <= self.until_ns - GRACE_NS
 
     def _take(self, name: ObjectName) -> None:
-        """Choose an object, and what cannot be restored without it."""
+        """Choose an object, and the objects that cannot be restored without it."""
         if not self._choose(name):
             return
         for lost in self.lineage.losses(name, self._spent):
