@@ -1,1 +1,1 @@
-"""From a path or a hub id to named weights."""
+"""Checkpoints: from a path or a hub id to named weights."""

@@ -1,4 +1,4 @@
-"""A quantised embedding that answers in the model's dtype."""
+"""A quantised embedding with output in the model's dtype."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import mlx.nn as nn
 
 
 class CastEmbedding(nn.QuantizedEmbedding):
-    """An embedding in one of the floating-point modes, cast to a dtype.
+    """An embedding quantised in a floating-point mode, cast to a dtype.
 
-    MLX looks these modes up as bfloat16 whatever the model computes in, which would make
-    bfloat16 of a float32 model's residual stream. The cast loses nothing: an element times
-    its scale has at most seven significant bits.
+    In these modes MLX's lookup returns bfloat16 whatever the model's dtype, and would turn the
+    residual stream of a float32 model into bfloat16. The cast is exact: an element times its
+    scale has at most seven significant bits.
     """
 
     def __init__(self, layer: nn.QuantizedEmbedding, dtype: mx.Dtype) -> None:

@@ -1,4 +1,4 @@
-"""A checkpoint: its config, its weights and where its tokenizer lies."""
+"""A checkpoint: its config, its weights and the place of its tokenizer."""
 
 from __future__ import annotations
 
@@ -28,16 +28,17 @@ _DTYPES: Mapping[str, mx.Dtype] = {
 
 @attrs.frozen(eq=False)
 class Checkpoint:
-    """An opened checkpoint. Nothing but headers has been read.
+    """An opened checkpoint, of which only headers and configs have been read.
 
     Attributes:
         path: The directory, or the GGUF file.
         format: `safetensors` or `gguf`.
-        config: What config.json says; for GGUF, what its metadata amounts to.
-        generation_config: What generation_config.json says; None without one.
+        config: The parsed config.json; for GGUF, a config made of the metadata.
+        generation_config: The parsed generation_config.json; None without one.
         weights: The named tensors.
         gguf_metadata: The key-value pairs of a GGUF file, decoded on demand; else None.
-        tokenizer_dir: Where the tokenizer's files lie; None for GGUF, which has it inside.
+        tokenizer_dir: Folder of the tokenizer's files; None for GGUF, whose file contains the
+            tokenizer.
     """
 
     path: Path
@@ -50,10 +51,10 @@ class Checkpoint:
 
     @property
     def stored_dtype(self) -> mx.Dtype | None:
-        """The dtype that config.json names for the weights; None if it names none.
+        """The dtype that config.json names for the weights; None if no key names one.
 
         Raises:
-            ConfigError: It is not float32, float16 or bfloat16.
+            ConfigError: The dtype is not float32, float16 or bfloat16.
         """
         return _stored_dtype(self.config)
 
@@ -118,16 +119,16 @@ def _open_gguf(path: Path, dtype: mx.Dtype | None) -> Checkpoint:
 
 
 def open_checkpoint(path: Path, *, dtype: mx.Dtype | None) -> Checkpoint:
-    """Open a checkpoint directory or a GGUF file; no weight is read and no array made.
+    """Open a checkpoint directory or a GGUF file; no weight is read, no array is created.
 
     Args:
-        path: What `resolve_checkpoint` returned.
-        dtype: What floating weights will be cast to; None keeps them as they are stored.
+        path: Path from `resolve_checkpoint`.
+        dtype: Dtype to which floating weights will be cast; None keeps the stored dtypes.
 
     Raises:
-        ConfigError: config.json is malformed, or its quantisation is.
+            ConfigError: config.json or its quantisation is malformed.
         CheckpointError: A file is missing or malformed.
-        UnsupportedModelError: The weights are stored in a way that is not supported.
+        UnsupportedModelError: The format of the weights is not supported.
     """
     if path.is_dir():
         return _open_directory(path, dtype)

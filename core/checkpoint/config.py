@@ -1,8 +1,8 @@
-"""config.json as typed values, every fault with the path of its key.
+"""Typed values of config.json; every error names the path of its key.
 
-A family names the keys that it reads in an attrs class, and each key's kind by the functions
-below: `hidden_size: int = size()`. The limits of the kinds are those of `contract.limits`.
-An integer without a kind is a size, any other number has to be finite.
+A family lists the keys that it reads in an attrs class, and gives each key's kind by the
+functions below: `hidden_size: int = size()`. `contract.limits` has the limits of the kinds. An
+integer without a kind is checked as a size; any other number without a kind as a real number.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ def number(default: Any = attrs.NOTHING, *, within: Limits, aliases: Sequence[st
     """Return the field of a number.
 
     Args:
-        default: Its value where the key is missing or null; without one the key is needed.
+        default: Value for a missing or null key; a key without default is required.
         within: The least and the greatest value.
-        aliases: Other names of the key. Where several stand, the first of them wins, and all
-            of them win over the field's own name.
+        aliases: Other names of the key. If several are present, the first one wins, and every
+            alias wins over the field's own name.
     """
     return attrs.field(default=default, validator=within, metadata=also_called(*aliases))
 
@@ -71,7 +71,7 @@ def tokens(default: Any = attrs.NOTHING) -> Any:
 
 
 def epsilon(default: Any = attrs.NOTHING) -> Any:
-    """Return the field of what a norm adds to a variance."""
+    """Return the field of the constant that a norm adds to a variance."""
     return number(default, within=limits.EPSILON)
 
 
@@ -92,12 +92,12 @@ def rope_base(default: Any = attrs.NOTHING, *, aliases: Sequence[str] = ()) -> A
 
 @attrs.frozen(eq=False)
 class Section:
-    """An object in config.json with its place, so that errors can name a key's whole path.
+    """An object in config.json with its path, so that errors can name a key's whole path.
 
     Attributes:
-        keys: Its keys; one that is null counts as missing.
+        keys: Keys of the object; a null value counts as missing.
         prefix: Path of the object with a trailing dot, empty for config.json itself.
-        nested: Keys that stand in `text_config` instead.
+        nested: Keys whose path begins with `text_config` instead of `prefix`.
     """
 
     keys: Mapping[str, Any]
@@ -113,15 +113,15 @@ class Section:
         return ConfigError(self.key(name), reason)
 
     def has(self, name: str) -> bool:
-        """Return whether a key is there and not null."""
+        """Return whether a key is present and not null."""
         return self.keys.get(name) is not None
 
     def read(self, cls: type[T]) -> T:
-        """Return the keys that `cls` names, typed.
+        """Return the keys of the fields of `cls`, typed.
 
         Raises:
-            ConfigError: Naming the first key that is missing, mistyped or out of range, by
-                the name that it has in the file.
+            ConfigError: A key is missing, mistyped or out of range; the error names the first
+                such key as the file spells it.
         """
         given, names = self._given(cls)
         try:
@@ -137,7 +137,7 @@ class Section:
         return value
 
     def _given(self, cls: type[Any]) -> tuple[dict[str, Any], dict[str, str]]:
-        """Return values by field, and the name under which each was found."""
+        """Return values by field, and the name of the key of each value."""
         given: dict[str, Any] = {}
         names: dict[str, str] = {}
         for field in attrs.fields(cls):
@@ -148,7 +148,7 @@ class Section:
         return given, names
 
     def _check_kinds(self, value: Any, names: Mapping[str, str]) -> None:
-        """Hold numbers of fields that name no kind against what every number keeps to."""
+        """Check numbers of fields without a kind against the limits of all numbers."""
         for field in attrs.fields(type(value)):
             found = getattr(value, field.name)
             unchecked = field.validator is None and not isinstance(found, bool)
@@ -157,10 +157,10 @@ class Section:
                 limits.read_number(found, within, self.key(names[field.name]))
 
     def at(self, name: str) -> Section:
-        """Return the object under a key, an empty one if the key is missing.
+        """Return the object under a key; an empty one if the key is missing.
 
         Raises:
-            ConfigError: It is no object.
+            ConfigError: The value is no object.
         """
         found = self.keys.get(name)
         if found is None:
@@ -170,40 +170,40 @@ class Section:
         return Section(found, f"{self.key(name)}.")
 
     def require_divisor(self, raw: Any, name: str, of: str) -> None:
-        """Check that one of the keys that were read divides another.
+        """Check that the value of one key divides the value of another.
 
         Raises:
-            ConfigError: It does not.
+            ConfigError: The value does not divide the other.
         """
         divisor, value = getattr(raw, name), getattr(raw, of)
         if value % divisor:
             raise self.error(name, f"must divide {of} = {value}, got {divisor}")
 
     def require_at_most(self, raw: Any, name: str, bound: str) -> None:
-        """Check that one of the keys that were read is no greater than another.
+        """Check that the value of one key is at most the value of another.
 
         Raises:
-            ConfigError: It is.
+            ConfigError: The value is greater.
         """
         value, most = getattr(raw, name), getattr(raw, bound)
         if value > most:
             raise self.error(name, f"must be at most {bound} = {most}, got {value}")
 
     def require_length(self, raw: Any, name: str, of: str) -> None:
-        """Check that a list that was read has as many elements as another key says.
+        """Check that a list has as many elements as another key states.
 
         Raises:
-            ConfigError: It is longer or shorter.
+            ConfigError: The list is longer or shorter.
         """
         length, right = len(getattr(raw, name)), getattr(raw, of)
         if length != right:
             raise self.error(name, f"must name {of} = {right} layers, got {length}")
 
     def head_dim(self, raw: Any, stated: int | None) -> int:
-        """Return the width of a head: the stated one, or the hidden size's share of each.
+        """Return the width of a head: `stated`, or the hidden size divided by the heads.
 
         Raises:
-            ConfigError: None is stated, and the heads do not divide the hidden size.
+            ConfigError: No width is stated, and the heads do not divide the hidden size.
         """
         if stated is not None:
             return stated
@@ -211,10 +211,10 @@ class Section:
         return raw.hidden_size // raw.num_attention_heads
 
     def kv_heads(self, raw: Any) -> int:
-        """Return the key and value heads: by default as many as query heads.
+        """Return the number of key and value heads; by default that of query heads.
 
         Raises:
-            ConfigError: They do not divide the query heads.
+            ConfigError: The number does not divide the number of query heads.
         """
         if raw.num_key_value_heads is None:
             return raw.num_attention_heads
@@ -223,7 +223,7 @@ class Section:
 
 
 def text_section(raw: Mapping[str, Any]) -> Section:
-    """Return the text model's keys: those of `text_config`, or all of a text-only checkpoint.
+    """Return the text model's keys: those of `text_config`, or of the whole config.
 
     Raises:
         ConfigError: `text_config` is no object.
@@ -233,7 +233,7 @@ def text_section(raw: Mapping[str, Any]) -> Section:
 
 
 def merged_section(raw: Mapping[str, Any]) -> Section:
-    """Return all keys, those of `text_config` in the place of their namesakes around it.
+    """Return all keys; a key of `text_config` replaces the outer key of the same name.
 
     Raises:
         ConfigError: `text_config` is no object.
@@ -244,9 +244,10 @@ def merged_section(raw: Mapping[str, Any]) -> Section:
 
 
 def read_config(raw: Mapping[str, Any], cls: type[T]) -> T:
-    """Return the keys of `raw` that `cls` names, typed; a null counts as missing.
+    """Return the keys of the fields of `cls`, typed; a null value counts as missing.
 
     Raises:
-        ConfigError: Naming the first key that is missing, mistyped or out of range.
+        ConfigError: A key is missing, mistyped or out of range; the error names the first
+            such key.
     """
     return Section(raw).read(cls)

@@ -1,4 +1,4 @@
-"""config.json of dense decoders: the keys that most of them have, and what becomes of them."""
+"""config.json of dense decoders: the common keys, and the config derived from them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .config import Section, epsilon, layers, size, tokens, vocabulary
 
 @attrs.frozen(kw_only=True)
 class DenseKeys:
-    """The keys that are read; a family derives from it to change defaults and to add keys."""
+    """The common keys; a family derives a class to change defaults and to add keys."""
 
     hidden_size: int = size()
     num_hidden_layers: int = layers()
@@ -31,7 +31,7 @@ class DenseKeys:
 
 @attrs.frozen(kw_only=True)
 class DenseConfig:
-    """A dense decoder; a family with more to say derives from it.
+    """Config of a dense decoder; a family with more fields derives a class.
 
     Attributes:
         head_dim: Width of a head; `num_attention_heads * head_dim` need not be `hidden_size`.
@@ -53,16 +53,16 @@ class DenseConfig:
 
     @classmethod
     def of(cls, section: Section, keys: DenseKeys, rope: RopeSpec, **own: Any) -> Self:
-        """Return the config of keys that were read.
+        """Return the config from its keys.
 
         Args:
-            section: Where they were read, for errors.
+            section: Section of the keys, for errors.
             keys: The keys.
-            rope: The rotary embedding of heads of `section.head_dim(keys, keys.head_dim)`.
+            rope: The rotary embedding, for heads of `section.head_dim(keys, keys.head_dim)`.
             **own: Fields that a derived class adds.
 
         Raises:
-            ConfigError: Heads do not divide what they share.
+            ConfigError: Numbers of heads do not divide one another or the hidden size.
             UnsupportedModelError: An activation other than SiLU.
         """
         if keys.hidden_act != "silu":

@@ -1,4 +1,4 @@
-"""Which files were read in full before, and what their digests were."""
+"""A memory of file digests, so that unchanged weight files are hashed only once."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from .strict_json import parse_object
 MAX_REMEMBERED = 1000
 _SETTLED_NS = 2_000_000_000
 _FORMAT = "neve-digests-v1"
-_MAX_BYTES = 1 << 20  # a thousand entries take a quarter of it
+_MAX_BYTES = 1 << 20  # a thousand entries need a quarter
 
 _CONVERTER = strict_converter(forbid_extra_keys=True)
 
 
 @attrs.frozen
 class FileIdentity:
-    """What stat says of a file; equal for as long as nobody has written to it.
+    """A file's facts from `stat`; they change with every write to the file.
 
     Attributes:
         device: Device number.
         inode: Inode number.
         size: Length, in bytes.
         mtime_ns: Time of the last modification.
-        ctime_ns: Time of the last change of the inode. Tools that unpack or copy set the
-            modification time to what they please, and inodes are used again; this one
-            cannot be set.
+        ctime_ns: Time of the last change of the inode. Tools that unpack or copy files can
+            set the modification time, and inode numbers are reused, but no tool can set this
+            time.
     """
 
     device: int
@@ -57,10 +57,10 @@ class FileIdentity:
         )
 
     def is_settled(self, now_ns: int) -> bool:
-        """Return whether a write after `now_ns` is sure to change the identity.
+        """Return whether every write after `now_ns` changes the identity.
 
-        File systems keep times no finer than up to two seconds: a file that is written to,
-        identified and written to again within one tick looks the same both times.
+        File times may be as coarse as two seconds. A file that is written, identified and
+        written again within one tick keeps its identity.
         """
         return now_ns - max(self.mtime_ns, self.ctime_ns) >= _SETTLED_NS
 
@@ -78,7 +78,7 @@ class _Content:
 
 
 def _read_own(path: Path) -> bytes:
-    """Return a file's content if it is a regular file that only its owner, we, can write."""
+    """Return a file's content if the file is regular, ours, and writable by no other user."""
     # NOTE: opening a FIFO would wait for its writer
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
@@ -94,11 +94,11 @@ def _read_own(path: Path) -> bytes:
 
 @attrs.frozen
 class DigestMemory:
-    """Digests of files that were read in full before, in a small JSON file.
+    """Digests of files that were read in full, kept in a small JSON file.
 
-    It is a convenience and nothing depends on it: what cannot be read, or was not written
-    by this module for this user, is an empty memory, and what cannot be written is
-    forgotten. Processes that write at the same time may lose each other's entries.
+    The memory only saves time. A file that cannot be read, or was not written by this module
+    for this user, counts as an empty memory; a failed write loses the entry. Processes that
+    write at the same time may lose each other's entries.
 
     Attributes:
         path: The file; it and its folder need not exist.
@@ -107,7 +107,7 @@ class DigestMemory:
     path: Path
 
     def recall(self) -> dict[FileIdentity, bytes]:
-        """Return the SHA-256 of every file that is remembered, the oldest entry first."""
+        """Return the SHA-256 of every remembered file, the oldest entry first."""
         try:
             data = _read_own(self.path)
             if len(data) > _MAX_BYTES:
@@ -118,7 +118,7 @@ class DigestMemory:
         return {entry.identity: bytes.fromhex(entry.sha256) for entry in content.files}
 
     def remember(self, identity: FileIdentity, sha256: bytes) -> None:
-        """Add one file to what is remembered by now; beyond 1000 the oldest is dropped."""
+        """Add one file; beyond `MAX_REMEMBERED` files the oldest entry is dropped."""
         known = self.recall()
         known.pop(identity, None)
         known[identity] = sha256

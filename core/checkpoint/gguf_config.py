@@ -1,4 +1,4 @@
-"""A config.json for a GGUF file, made from its metadata."""
+"""A config.json derived from a GGUF file's metadata."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..errors import CheckpointError
 from .gguf_header import GGUFHeader
 
 DEFAULT_ROPE_THETA = 10000.0
-"""What GGUF means by an absent `rope.freq_base`."""
+"""Value of an absent `rope.freq_base` in GGUF."""
 
 _KEYS: Mapping[str, str] = {
     "hidden_size": "embedding_length",
@@ -34,7 +34,7 @@ _TOKEN_IDS = ("bos_token_id", "eos_token_id")
 
 
 def _decimal(value: Any) -> Any:
-    """Return a float32 as the number that was meant: 1e-05, not 9.99999974e-06."""
+    """Return a float32 as the shortest decimal: 1e-05, not 9.99999974e-06."""
     return float(str(np.float32(value))) if isinstance(value, float) else value
 
 
@@ -64,7 +64,7 @@ def _token_ids(metadata: Mapping[str, Any]) -> dict[str, Any]:
 def gguf_config(header: GGUFHeader) -> dict[str, Any]:
     """Return the metadata under the keys of a config.json.
 
-    Keys that the file says nothing of are left out, as a config.json would.
+    Keys without a counterpart in the file are left out.
 
     Raises:
         CheckpointError: The file names no architecture, or has no token embedding.

@@ -1,4 +1,4 @@
-"""A GGUF file as lazy tensors with Hugging Face names, and a config made of its metadata."""
+"""A GGUF file: lazy tensors with Hugging Face names, and a config from its metadata."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from .lazy_tensor import LazyTensor
 
 @attrs.frozen(eq=False)
 class GGUFFile:
-    """What a checkpoint takes from a GGUF file.
+    """The parts of a GGUF file that a checkpoint needs.
 
     Attributes:
-        config: What a config.json would say.
+        config: The counterpart of a config.json.
         metadata: The file's own key-value pairs, decoded on demand.
-        tensors: Hugging Face name -> tensor, float32 when read.
+        tensors: Hugging Face name -> tensor; reading gives float32.
     """
 
     config: Mapping[str, Any]
@@ -38,20 +38,20 @@ class GGUFFile:
 def _dequantise(buffer: mmap.mmap, tensor: GGUFTensor) -> mx.array:
     raw = np.frombuffer(buffer, np.uint8, tensor.num_bytes, tensor.offset)
     rows = raw.reshape(*tensor.shape[:-1], -1)
-    # A scale that is not finite belongs to the file, as it would in safetensors.
+    # Scales that are not finite are kept, as they are from safetensors.
     with np.errstate(all="ignore"):
         return mx.array(gguf.dequantize(rows, tensor.kind))
 
 
 def open_gguf(path: Path) -> GGUFFile:
-    """Open a GGUF file; tensors are dequantised one by one, when they are read.
+    """Open a GGUF file; each tensor is dequantised when it is read.
 
-    The row permutation of rotary projections that some architectures have in GGUF is left
-    as it is: see `unpermute_rotary`.
+    Some architectures permute the rows of rotary projections in GGUF. The permutation is kept;
+    see `unpermute_rotary`.
 
     Raises:
         CheckpointError: The file is truncated, malformed or no language model.
-        UnsupportedModelError: It has tensors of a type that is not supported.
+        UnsupportedModelError: The type of a tensor is not supported.
     """
     header = read_gguf_header(path)
     try:
@@ -69,7 +69,7 @@ def open_gguf(path: Path) -> GGUFFile:
 
 
 def unpermute_rotary(w: mx.array, num_heads: int) -> mx.array:
-    """Undo the row order that GGUF's llama architecture gives to q and k projections.
+    """Undo the row order of q and k projections in GGUF's llama architecture.
 
     GGUF stores each head's rows so that rotary pairs are neighbours, `(2i, 2i+1)`; Hugging
     Face checkpoints have them half a head apart, `(i, i + D/2)`.
@@ -79,7 +79,7 @@ def unpermute_rotary(w: mx.array, num_heads: int) -> mx.array:
         num_heads: `H`; for k, the number of key heads.
 
     Raises:
-        WeightError: The rows are no whole number of heads with an even width.
+        WeightError: The rows do not divide into heads of an even width.
     """
     if num_heads < 1 or w.shape[0] % (2 * num_heads):
         raise WeightError(f"{w.shape[0]} rows are not {num_heads} heads of an even width")

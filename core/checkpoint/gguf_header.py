@@ -1,8 +1,8 @@
-"""The header of a GGUF file, checked in full before a tensor is read.
+"""The header of a GGUF file, checked in full before any tensor is read.
 
 Layout (little-endian): magic, version, two counts, metadata, one descriptor a tensor,
-padding, the tensors' bytes. Every length is held against the file before it is used, so
-the cost is bounded by the file and not by what the file claims.
+padding, the tensors' bytes. Every length is checked against the file's size before its use, so
+the file's size bounds the cost, whatever the header claims.
 
 Source: the GGUF specification of the ggml project.
 """
@@ -38,7 +38,7 @@ TENSOR_TYPES = (
     GGMLQuantizationType.Q5_K,
     GGMLQuantizationType.Q6_K,
 )
-"""Types of tensors that can be dequantised."""
+"""Tensor types that can be dequantised."""
 
 _MIN_PAIR_BYTES = 8 + 4 + 1
 _MIN_TENSOR_BYTES = 8 + 4 + 8 + 4 + 8
@@ -49,10 +49,10 @@ class GGUFTensor:
     """One tensor of a GGUF file.
 
     Attributes:
-        kind: How its elements are stored.
-        shape: Its dimensions, slowest first; GGUF itself lists them the other way round.
-        offset: Offset of its first byte in the file.
-        num_bytes: Its bytes.
+        kind: Storage type of the elements.
+        shape: Dimensions, slowest first; GGUF itself lists them in reverse.
+        offset: Offset of the tensor's first byte in the file.
+        num_bytes: Bytes of the tensor.
     """
 
     kind: GGMLQuantizationType
@@ -63,11 +63,11 @@ class GGUFTensor:
 
 @attrs.frozen(eq=False)
 class GGUFHeader:
-    """What a GGUF file holds.
+    """Contents of a GGUF file.
 
     Attributes:
         buffer: The mapped file.
-        metadata: Its key-value pairs.
+        metadata: Key-value pairs of the file.
         tensors: Name -> tensor, in the file's order.
     """
 
@@ -134,12 +134,12 @@ def _read_tensor(cursor: Cursor) -> GGUFTensor:
 
 
 def _read_tensors(cursor: Cursor, count: int) -> dict[str, GGUFTensor]:
-    """Return the tensors, their offsets still counted from the end of the header."""
+    """Return the tensors with offsets that are relative to the end of the header."""
     tensors: dict[str, GGUFTensor] = {}
     for _ in range(count):
         name = cursor.text()
         if name in tensors:
-            raise ValueError(f"tensor {name!r} stands twice")
+            raise ValueError(f"tensor {name!r} is repeated")
         try:
             tensors[name] = _read_tensor(cursor)
         except UnsupportedModelError as error:
@@ -159,7 +159,7 @@ def _alignment(metadata: Mapping[str, Any]) -> int:
 def _place(
     tensors: Mapping[str, GGUFTensor], begin: int, alignment: int, file_bytes: int
 ) -> dict[str, GGUFTensor]:
-    """Return the tensors with offsets in the file; none overlap or leave it."""
+    """Return the tensors with offsets in the file, checked for overlaps and bounds."""
     begin += -begin % alignment
     placed = {n: attrs.evolve(t, offset=begin + t.offset) for n, t in tensors.items()}
     end = begin
@@ -167,7 +167,7 @@ def _place(
         if tensor.offset % alignment:
             raise ValueError(f"tensor {name!r} is not aligned to {alignment} bytes")
         if tensor.offset < end:
-            raise ValueError(f"tensor {name!r} overlaps the one before it")
+            raise ValueError(f"tensor {name!r} overlaps the tensor before")
         end = tensor.offset + tensor.num_bytes
         if end > file_bytes:
             raise ValueError(f"is truncated: tensor {name!r} ends at {end} of {file_bytes}")
@@ -196,11 +196,11 @@ def _map(path: Path) -> mmap.mmap:
 
 
 def read_gguf_header(path: Path) -> GGUFHeader:
-    """Map a GGUF file and return what it holds; no tensor is read.
+    """Map a GGUF file and return its header; no tensor is read.
 
     Raises:
         CheckpointError: The file cannot be read or breaks a rule of the format.
-        UnsupportedModelError: Its version or the type of a tensor is not supported.
+        UnsupportedModelError: The file's version or the type of a tensor is not supported.
     """
     try:
         return _parse(_map(path))

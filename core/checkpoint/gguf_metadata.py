@@ -1,4 +1,4 @@
-"""The key-value part of a GGUF file: walked once to find the values, decoded on demand."""
+"""The key-value pairs of a GGUF file: located in one pass, decoded on demand."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ARRAY = 9
 
 
 class Cursor:
-    """Reads a buffer from front to back and never past its end.
+    """Reads a buffer from front to back, never past its end.
 
     Attributes:
         buffer: The whole file.
@@ -42,10 +42,10 @@ class Cursor:
         self.position = position
 
     def skip(self, num_bytes: int) -> int:
-        """Move on by `num_bytes` and return where they begin.
+        """Advance by `num_bytes` and return the position before.
 
         Raises:
-            ValueError: The buffer ends before.
+            ValueError: Fewer than `num_bytes` bytes are left.
         """
         begin = self.position
         left = len(self.buffer) - begin
@@ -67,7 +67,7 @@ class Cursor:
         return list(struct.unpack_from(f"<{count}{code}", self.buffer, begin))
 
     def skip_text(self) -> None:
-        """Move on over a string."""
+        """Advance past a string."""
         self.skip(self.number("Q"))
 
     def text(self) -> str:
@@ -79,7 +79,7 @@ class Cursor:
 
 @attrs.frozen
 class _Value:
-    """Where a value stands: `count` elements of `kind`, or one if that is None."""
+    """The place of a value: `count` elements of `kind`; None for a single value."""
 
     kind: int
     position: int
@@ -102,7 +102,7 @@ def _skip_value(cursor: Cursor) -> _Value:
     if kind in SCALARS:
         cursor.skip(elements * struct.calcsize(f"<{SCALARS[kind]}"))
         return value
-    # A string takes eight bytes at least, so a false count is found without counting.
+    # A string has at least eight bytes, so a false count is found without a loop.
     cursor.skip(elements * 8)
     cursor.position = value.position
     for _ in range(elements):
@@ -118,10 +118,10 @@ def _decode(cursor: Cursor, value: _Value) -> list[Any]:
 
 
 class Metadata(Mapping[str, Any]):
-    """Key -> value; a value is decoded each time it is asked for.
+    """Key -> value; each access decodes the value anew.
 
-    Values are ints, floats, bools, strings and lists of them. Asking for a string that is
-    not UTF-8 raises `CheckpointError`.
+    Values are ints, floats, bools, strings and lists of these. Access to a string that is not
+    UTF-8 raises `CheckpointError`.
     """
 
     def __init__(self, buffer: Any, values: Mapping[str, _Value]) -> None:
@@ -147,16 +147,16 @@ class Metadata(Mapping[str, Any]):
 
 
 def read_metadata(cursor: Cursor, count: int) -> Metadata:
-    """Walk over `count` key-value pairs, and leave the cursor behind them.
+    """Locate `count` key-value pairs, and leave the cursor behind them.
 
     Raises:
-        ValueError: The buffer ends before, a key stands twice, or a type is unknown.
+        ValueError: The buffer ends early, a key is repeated, or a type is unknown.
     """
     values: dict[str, _Value] = {}
     for _ in range(count):
         key = cursor.text()
         if key in values:
-            raise ValueError(f"key {key!r} stands twice")
+            raise ValueError(f"key {key!r} is repeated")
         try:
             values[key] = _skip_value(cursor)
         except ValueError as error:

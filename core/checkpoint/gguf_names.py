@@ -31,7 +31,7 @@ _SANDWICH: Mapping[str, str] = {
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
-"""Blocks with norms on both sides of a sub-layer, where `ffn_norm` is another norm."""
+"""Names in blocks with norms on both sides of a sub-layer; `ffn_norm` differs there."""
 
 _BLOCK_NAME = re.compile(r"blk\.(\d+)\.([^.]+)\.(weight|bias)")
 
@@ -47,8 +47,8 @@ def _hub_name(name: str, block: Mapping[str, str]) -> str:
 def hub_names(names: Iterable[str]) -> dict[str, str]:
     """Return GGUF name -> Hugging Face name.
 
-    A name outside the table of plain transformers (`rope_freqs.weight`, say) stays as it
-    is, for the family to rename or drop.
+    A name outside the tables of plain transformers, e.g. `rope_freqs.weight`, is kept; the
+    family renames or drops the tensor.
     """
     names = list(names)
     sandwich = any(name.endswith(".post_attention_norm.weight") for name in names)

@@ -1,4 +1,4 @@
-"""Copies of hub repositories: from the hub's cache, or by download."""
+"""Local copies of hub repositories, from the hub's cache or by download."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from huggingface_hub.utils import tqdm, validate_repo_id
 from ..errors import CheckpointError, CheckpointNotFoundError
 
 ALLOWED = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt", "*.tiktoken")
-"""Files that a model is loaded from."""
+"""Patterns of the files that a model needs."""
 
 IGNORED = ("*/*", "consolidated*")
-"""Folders, and second copies of the weights under the makers' own names."""
+"""Patterns of folders, and of second copies of the weights under other names."""
 
 _REFUSALS = (401, 403)
 
-# The root of the HTTP client's errors, whichever client the hub library is built on.
+# Root of the HTTP client's errors, for every client that the hub library may use.
 _TRANSPORT_ERROR: Any = HfHubHTTPError.__bases__[0]
 
 
@@ -44,7 +44,7 @@ def _bar(*, progress: bool) -> type[tqdm] | None:
 
 @contextmanager
 def _explained(repo: str, revision: str | None) -> Generator[None]:
-    """Turn the hub's errors into `CheckpointError`s that say what to do."""
+    """Turn the hub's errors into `CheckpointError`s with advice."""
     login = "log in with `hf auth login`, or set HF_TOKEN"
     try:
         yield
@@ -59,14 +59,14 @@ def _explained(repo: str, revision: str | None) -> Generator[None]:
             f"or {login}"
         ) from error
     except RevisionNotFoundError as error:
-        raise CheckpointError(f"{repo}: it has no revision {revision!r}") from error
+        raise CheckpointError(f"{repo}: there is no revision {revision!r}") from error
     except LocalEntryNotFoundError as error:
         raise CheckpointNotFoundError(
             f"{repo}: the hub cannot be reached and the cache holds no complete copy: "
             "connect to the network, or give the path of a local directory"
         ) from error
     except EntryNotFoundError as error:
-        raise CheckpointError(f"{repo}: it has no such file") from error
+        raise CheckpointError(f"{repo}: there is no such file") from error
     except HfHubHTTPError as error:
         advice = f"; {login}" if error.response.status_code in _REFUSALS else ""
         raise CheckpointError(f"{repo}: the hub refused: {error}{advice}") from error
@@ -75,7 +75,7 @@ def _explained(repo: str, revision: str | None) -> Generator[None]:
 
 
 def is_repo_id(text: str) -> bool:
-    """Return whether the hub could have a repository of this name."""
+    """Return whether `text` is a valid name of a hub repository."""
     try:
         validate_repo_id(text)
     except HFValidationError:
@@ -84,9 +84,9 @@ def is_repo_id(text: str) -> bool:
 
 
 def cached_snapshot(repo: str, revision: str | None) -> Path | None:
-    """Return the cache's copy of a repository, without a request; None if it has none.
+    """Return the cached copy of a repository, without a request; None without a copy.
 
-    It is known to be complete only if a listing of the repository is cached beside it.
+    The copy may be incomplete, unless the cache also has a listing of the repository.
     """
     try:
         return Path(
@@ -103,10 +103,10 @@ def cached_snapshot(repo: str, revision: str | None) -> Path | None:
 
 
 def download_snapshot(repo: str, revision: str | None, *, progress: bool) -> Path:
-    """Download what is needed of a repository, and return the copy.
+    """Download the files that a model needs, and return the copy's folder.
 
     Raises:
-        CheckpointError: It does not exist, may not be read, or cannot be reached.
+        CheckpointError: The repository does not exist, is not readable, or not reachable.
     """
     with _explained(repo, revision):
         return Path(
@@ -121,7 +121,7 @@ def download_snapshot(repo: str, revision: str | None, *, progress: bool) -> Pat
 
 
 def cached_file(repo: str, file: str, revision: str | None) -> Path | None:
-    """Return the cache's copy of one file, without a request; None if it has none."""
+    """Return the cached copy of one file, without a request; None without a copy."""
     try:
         return Path(hf_hub_download(repo, file, revision=revision, local_files_only=True))
     except LocalEntryNotFoundError:
@@ -129,10 +129,10 @@ def cached_file(repo: str, file: str, revision: str | None) -> Path | None:
 
 
 def download_file(repo: str, file: str, revision: str | None, *, progress: bool) -> Path:
-    """Download one file of a repository, and return the copy.
+    """Download one file of a repository, and return the copy's path.
 
     Raises:
-        CheckpointError: It does not exist, may not be read, or cannot be reached.
+        CheckpointError: The file does not exist, is not readable, or not reachable.
     """
     with _explained(f"{repo}:{file}", revision):
         return Path(

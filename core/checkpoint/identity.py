@@ -1,8 +1,8 @@
-"""The complete identity of a checkpoint's weights: a digest of every byte of every file.
+"""The identity of a checkpoint's weights: a digest of every byte of every file.
 
-Two finetunes of one model share file names and sizes, and often most of their content, so
-nothing less than every byte tells their caches apart. Reading a checkpoint in full takes as
-long as the disk does; a small memory of digests makes the next load free of it.
+Two finetunes of one model share file names, sizes and often most of their content. Only a
+digest of every byte tells their caches apart. The first digest takes as long as reading all
+files from disk; a memory of digests saves later loads the time.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _TAG = b"neve-weights-v1"
 
 
 def weight_files(path: Path) -> tuple[Path, ...]:
-    """Return every file that a checkpoint's weights come from, sorted by name.
+    """Return every file of a checkpoint's weights, sorted by name.
 
     Args:
         path: A checkpoint directory, or a GGUF file.
@@ -55,7 +55,7 @@ def _expect(path: Path, identity: FileIdentity, found: os.stat_result) -> None:
 
 @attrs.define
 class _Reading:
-    """One run over all files: how far it is, and whom it asks and tells."""
+    """One pass over all files: its progress, and the callbacks of its caller."""
 
     num_bytes: int
     progress: Callable[[int, int], None] | None
@@ -79,12 +79,12 @@ def _read_in_full(path: Path, identity: FileIdentity, reading: _Reading) -> byte
             if reading.cancelled():
                 return None
             left -= num_bytes
-            if left < 0:  # it grows, and may do so faster than we read
+            if left < 0:  # the file grows, and may do so faster than the reads
                 raise WeightsChangedError(path)
             sha256.update(chunk[:num_bytes])
             reading.advance(num_bytes)
         _expect(path, identity, os.fstat(file.fileno()))
-        # while we hold the file open nobody else can have its inode
+        # the open file keeps its inode number from being reused
         _expect(path, identity, path.stat())
     if left:
         raise WeightsChangedError(path)
@@ -97,23 +97,23 @@ def _never() -> bool:
 
 @attrs.frozen
 class WeightIdentity:
-    """The files of a checkpoint as they were when it was opened.
+    """The identity of a checkpoint's files at the time of opening.
 
-    To vouch for weights, make it before the first of them is read, ask `unchanged` when the
-    last has been, and take the `digest`, on any thread, before or after.
+    To prove which weights were loaded: create the identity before the first weight is read,
+    call `unchanged` after the last, and take the `digest` before or after, on any thread.
 
     Attributes:
-        files: Each file of `weight_files` and what stat said of it.
+        files: Each file of `weight_files` with its facts from `stat`.
     """
 
     files: Mapping[Path, FileIdentity]
 
     @classmethod
     def stat(cls, path: Path) -> Self:
-        """Look at the weight files of a checkpoint without reading them.
+        """Return the identity of a checkpoint's weight files; their content is not read.
 
         Raises:
-            CheckpointError: A file is missing, stray, or cannot be looked at.
+            CheckpointError: A file is missing, stray, or its facts cannot be read.
         """
         files: dict[Path, FileIdentity] = {}
         for file in weight_files(path):
@@ -125,11 +125,11 @@ class WeightIdentity:
 
     @property
     def num_bytes(self) -> int:
-        """Length of all files together."""
+        """Total size of all files."""
         return sum(identity.size for identity in self.files.values())
 
     def unchanged(self) -> bool:
-        """Return whether every file is still the one that was opened."""
+        """Return whether every file is unchanged since the opening."""
         try:
             return all(FileIdentity.of(path) == known for path, known in self.files.items())
         except OSError:
@@ -141,21 +141,21 @@ class WeightIdentity:
         progress: Callable[[int, int], None] | None = None,
         cancelled: Callable[[], bool] = _never,
     ) -> bytes | None:
-        """Return 32 bytes that stand for every byte of every file, and for the files' names.
+        """Return 32 bytes that identify the content and the names of all files.
 
-        Folders do not count: a checkpoint may be moved or linked to.
+        Folders do not enter, so a checkpoint may be moved or linked to.
 
         Args:
-            memory: Files that it knows are not read again.
-            progress: Is told how many bytes are done, and of how many.
-            cancelled: Is asked once a file and once a chunk.
+            memory: Digests of files that need not be read again.
+            progress: Called with the bytes done and the total bytes.
+            cancelled: Called once a file and once a chunk; True ends the pass.
 
         Returns:
-            None if cancelled.
+            The digest; None if cancelled.
 
         Raises:
-            WeightsChangedError: A file is not the one that was opened, or is being written.
-            CheckpointError: A file cannot be read, or there is nothing to read.
+            WeightsChangedError: A file was replaced, or is being written.
+            CheckpointError: A file cannot be read, or all files are empty.
         """
         if self.num_bytes == 0:
             raise CheckpointError("the weight files are empty: there is nothing to identify")
@@ -192,7 +192,7 @@ def _file_digest(
         sha256 = _read_in_full(path, identity, reading)
     except OSError as error:
         raise _unreadable(path, error) from error
-    # What is written to in the tick in which we look could change and look the same.
+    # A file that may still change within the same tick of its times is not remembered.
     if sha256 is not None and identity.is_settled(began_ns):
         memory.remember(identity, sha256)
     return sha256

@@ -1,4 +1,4 @@
-"""A tensor of a checkpoint that is known by shape and read on demand."""
+"""A tensor of a checkpoint with a known shape, read on demand."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ class LazyTensor:
     """One tensor of a checkpoint.
 
     Attributes:
-        shape: Its shape, known without reading it.
-        dtype: Its dtype.
-        read: Returns it as a fresh array, of which the tensor keeps no reference; the
-            array belongs to the calling thread.
+        shape: Shape of the tensor.
+        dtype: Dtype of the tensor.
+        read: Returns the tensor as a fresh array of the calling thread; no other reference to
+            the array is kept.
     """
 
     shape: tuple[int, ...]
@@ -24,10 +24,10 @@ class LazyTensor:
     read: Callable[[], mx.array]
 
     def mapped(self, fn: Callable[[mx.array], mx.array]) -> LazyTensor:
-        """Return `fn` of this tensor, to be computed when it is read.
+        """Return `fn` of this tensor, computed when the result is read.
 
-        `fn` is also asked once for an unevaluated stand-in, to learn the shape and dtype
-        of its result. So it must not look at values.
+        `fn` is also called once with an unevaluated placeholder, for the shape and dtype of
+        the result, so `fn` must not inspect values.
         """
         result = fn(mx.zeros(self.shape, self.dtype))
         return LazyTensor(result.shape, result.dtype, lambda: fn(self.read()))

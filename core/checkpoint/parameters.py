@@ -1,4 +1,4 @@
-"""Giving tensors to a module: everything is checked first, then read, then assigned."""
+"""Assignment of tensors to a module: all are checked first, then read, then assigned."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MAX_SHOWN = 8
 
 @runtime_checkable
 class Quantizable(Protocol):
-    """A layer that has a quantised form, as `nn.Linear` and `nn.Embedding` have."""
+    """A layer with a quantised form, such as `nn.Linear` and `nn.Embedding`."""
 
     def to_quantized(self, *, group_size: int, bits: int, mode: str) -> nn.Module:
         """Return the layer's quantised form."""
@@ -27,12 +27,12 @@ class Quantizable(Protocol):
 
 
 GLOBAL_SCALES = "global_scales"
-"""Name of the factors, one for each expert, that NVFP4 checkpoints may have beside scales."""
+"""Name of NVFP4's optional factors beside the scales, one for each expert."""
 
 
 @runtime_checkable
 class GloballyScaled(Protocol):
-    """A quantised layer whose outputs may have a factor for each expert."""
+    """A quantised layer whose outputs may have one factor for each expert."""
 
     def expect_global_scales(self) -> bool:
         """Add the parameter `global_scales`; return whether the layer's mode has it."""
@@ -58,15 +58,15 @@ def quantised_layers(
     quantization: Quantization,
     dtype: mx.Dtype | None,
 ) -> dict[str, nn.Module]:
-    """Return path -> quantised form of each layer that the checkpoint holds quantised.
+    """Return path -> quantised form for each layer that the checkpoint stores quantised.
 
-    Changes nothing and computes nothing: the layers' arrays are never evaluated.
+    The module is not changed, and no array is evaluated.
 
     Args:
         module: The model.
         stored: Names of the checkpoint's tensors.
-        quantization: What its config.json says.
-        dtype: What the model computes in.
+        quantization: The quantisation of config.json.
+        dtype: The model's compute dtype.
 
     Raises:
         WeightError: A layer's rows are no multiple of the group size.
@@ -79,7 +79,7 @@ def quantised_layers(
         if how is None:
             continue
         layers[path] = quantised = _quantise(path, layer, how, dtype)
-        # a layer that has no such factors leaves the tensor, which then is unexpected by name
+        # without a layer for the factors, the tensor is later reported as unexpected by name
         if f"{path}.{GLOBAL_SCALES}" in stored and isinstance(quantised, GloballyScaled):
             quantised.expect_global_scales()
     return layers
@@ -92,7 +92,7 @@ def _parameters(module: nn.Module) -> dict[str, mx.array]:
 def wanted_parameters(
     module: nn.Module, quantised: Mapping[str, nn.Module]
 ) -> dict[str, mx.array]:
-    """Return name -> parameter of `module`, as it will be with the layers in `quantised`."""
+    """Return name -> parameter of `module` with the layers of `quantised` put in."""
     wanted = {
         name: value
         for name, value in _parameters(module).items()
@@ -128,10 +128,10 @@ def _list(what: str, items: Sequence[str]) -> str:
 
 
 def check_parameters(wanted: Mapping[str, mx.array], tensors: Mapping[str, LazyTensor]) -> None:
-    """Hold the tensors against the parameters, one for one.
+    """Compare the tensors with the parameters, name by name.
 
     Raises:
-        WeightError: With all that is missing, unexpected or mismatched.
+        WeightError: Tensors are missing, unexpected or mismatched; all of them are named.
     """
     missing = sorted(wanted.keys() - tensors.keys())
     unexpected = sorted(tensors.keys() - wanted.keys())
@@ -152,10 +152,10 @@ def check_parameters(wanted: Mapping[str, mx.array], tensors: Mapping[str, LazyT
 def read_parameters(
     tensors: Mapping[str, LazyTensor], target: Callable[[str], mx.Dtype | None]
 ) -> dict[str, mx.array]:
-    """Return the tensors, evaluated, floating ones cast to the dtype that `target` names.
+    """Return the evaluated tensors, floating ones cast to the dtype that `target` returns.
 
-    They are read one after the other, so that beside the results there is never more than
-    one tensor in its stored form.
+    Tensors are read one after the other, so at most one tensor exists in its stored form
+    beside the results.
     """
     arrays: dict[str, mx.array] = {}
     for name, tensor in tensors.items():
@@ -172,6 +172,6 @@ def read_parameters(
 def assign(
     module: nn.Module, quantised: Mapping[str, nn.Module], arrays: Mapping[str, mx.array]
 ) -> None:
-    """Put the quantised layers into `module`, then the arrays into its parameters."""
+    """Insert the quantised layers into `module`, then assign the arrays to its parameters."""
     module.update_modules(tree_unflatten(list(quantised.items())))
     module.update(tree_unflatten(list(arrays.items())))

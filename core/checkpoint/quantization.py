@@ -1,4 +1,4 @@
-"""How the layers of an MLX checkpoint are quantised, as config.json states it."""
+"""The quantisation of an MLX checkpoint's layers, from config.json."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ _DEFAULTS: Mapping[Mode, tuple[int, int]] = {
     "mxfp8": (32, 8),
     "nvfp4": (16, 4),
 }
-"""Mode -> group size and bits; the floating-point modes have no others."""
+"""Mode -> default group size and bits; the floating-point modes allow no others."""
 
 _FIELDS = ("group_size", "bits", "mode")
 
 
 @attrs.frozen
 class LayerQuantization:
-    """How one layer is quantised.
+    """The quantisation of one layer.
 
     Attributes:
         group_size: Consecutive elements of a row that share one scale.
         bits: Bits of an element.
-        mode: `affine` has floating-point scales and biases, the others 8-bit scales only.
+        mode: `affine` has floating-point scales and biases, other modes 8-bit scales only.
     """
 
     group_size: int
@@ -41,30 +41,30 @@ class LayerQuantization:
 
 @attrs.frozen
 class Quantization:
-    """How a checkpoint is quantised.
+    """The quantisation of a checkpoint.
 
     Attributes:
-        default: For layers that are quantised and not named in `layers`.
-        layers: Module path -> its own quantisation; None says that it has none.
+        default: Quantisation of quantised layers that `layers` does not name.
+        layers: Module path -> quantisation of the layer; None for a layer without.
     """
 
     default: LayerQuantization
     layers: Mapping[str, LayerQuantization | None]
 
     def of(self, path: str, *, has_scales: bool) -> LayerQuantization | None:
-        """Return how the layer at `path` is quantised, or None if it is not.
+        """Return the quantisation of the layer at `path`; None for an unquantised layer.
 
         Args:
             path: The module's path.
-            has_scales: The checkpoint holds scales for it. Layers that config.json does not
-                name are quantised exactly if it does.
+            has_scales: The checkpoint has scales for the layer. A layer that config.json does
+                not name is quantised exactly if it has scales.
         """
         if path in self.layers:
             return self.layers[path]
         return self.default if has_scales else None
 
     def renamed(self, fn: Callable[[str], str | None]) -> Quantization:
-        """Return it for modules whose tensors were renamed by `fn`."""
+        """Return the quantisation with the module paths renamed as `fn` renames tensors."""
         layers: dict[str, LayerQuantization | None] = {}
         for path, layer in self.layers.items():
             name = fn(f"{path}.weight")
@@ -133,12 +133,12 @@ def _parse(raw: Any, key: str) -> Quantization:
 
 
 def parse_quantization(config: Mapping[str, Any]) -> Quantization | None:
-    """Return how a checkpoint is quantised; None if its config.json says nothing of it.
+    """Return the quantisation of a checkpoint; None if config.json states none.
 
-    `quantization` is asked before `quantization_config`, the whole before `text_config`.
+    `quantization` wins over `quantization_config`, the outer object over `text_config`.
 
     Raises:
-        ConfigError: A value is mistyped or a combination that MLX does not have.
+        ConfigError: A value is mistyped, or MLX lacks the combination of values.
         UnsupportedModelError: The checkpoint was quantised by another method.
     """
     text_config = config.get("text_config")

@@ -1,4 +1,4 @@
-"""Several tensors made one, and one made several, before anything is read."""
+"""Stacking and splitting of tensors by name, before any tensor is read."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from .quantization import LayerQuantization, Quantization
 
 @attrs.frozen
 class Place:
-    """Where a numbered tensor goes.
+    """The place of a numbered tensor in a stack.
 
     Attributes:
         stack: Name of the stack.
-        index: Its index in it.
+        index: Index of the tensor in the stack.
     """
 
     stack: str
@@ -64,11 +64,11 @@ def _stack(name: str, parts: Mapping[int, LazyTensor]) -> LazyTensor:
 
 
 def stack_tensors(tensors: Mapping[str, LazyTensor], component: str) -> dict[str, LazyTensor]:
-    """Return the tensors with the numbered ones below `component` stacked, in their order.
+    """Return the tensors with numbered tensors below `component` stacked, in their order.
 
     Raises:
-        WeightError: A number is missing, two of them differ in shape or dtype, or a stack has
-            the name of a tensor.
+        WeightError: A number is missing, two of the numbered tensors differ in shape or dtype,
+            or a stack has the name of another tensor.
     """
     stacked: dict[str, LazyTensor] = {}
     numbered: dict[str, dict[int, LazyTensor]] = {}  # name of the stack -> number -> tensor
@@ -90,12 +90,12 @@ def _part(index: int, num_parts: int, tensor: mx.array) -> mx.array:
 def split_tensors(
     tensors: Mapping[str, LazyTensor], fn: Callable[[str], Sequence[str] | None]
 ) -> dict[str, LazyTensor]:
-    """Return the tensors with those that `fn` gives several names cut into equal parts.
+    """Return the tensors, each split into equal parts if `fn` returns several names.
 
-    The cut goes along the second axis from the end: the outputs of a matrix.
+    The split is along the second-to-last axis: the outputs of a matrix.
 
     Raises:
-        WeightError: The outputs are no multiple of the parts, or two tensors have one name.
+        WeightError: The outputs do not divide into the parts, or two tensors share a name.
     """
     result: dict[str, LazyTensor] = {}
     for name, tensor in tensors.items():
@@ -103,7 +103,7 @@ def split_tensors(
         if names is None:
             _add(result, name, tensor)
             continue
-        if name.endswith(f".{GLOBAL_SCALES}"):  # every part has the factor of the whole
+        if name.endswith(f".{GLOBAL_SCALES}"):  # every part keeps the factor of the whole
             for new in names:
                 _add(result, new, tensor)
             continue
@@ -118,12 +118,11 @@ def split_tensors(
 def regroup_layers(
     quantization: Quantization, paths: Callable[[str], Sequence[str]]
 ) -> Quantization:
-    """Return the quantisation of modules whose tensors were regrouped.
+    """Return the quantisation of modules after their tensors were regrouped.
 
     Args:
-        quantization: That of the checkpoint.
-        paths: Path of a module in the checkpoint -> paths of the modules that it is part of,
-            or that are parts of it.
+        quantization: Quantisation of the checkpoint.
+        paths: Path of a module in the checkpoint -> paths of its stack or of its parts.
 
     Raises:
         WeightError: Parts of one module are quantised differently.

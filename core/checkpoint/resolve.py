@@ -1,4 +1,4 @@
-"""From what a user typed to a path: a directory, a GGUF file, or a hub repository's copy."""
+"""From a user's source to a path: a directory, a GGUF file, or a hub repository's copy."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class RepoId:
 
     Attributes:
         repo: `org/name`.
-        file: The file's path inside the repository, or None for the whole.
+        file: Path of the file in the repository; None for the whole repository.
     """
 
     repo: str
@@ -35,7 +35,7 @@ class RepoId:
 
 
 def parse_repo_id(source: str) -> RepoId | None:
-    """Return the repository that `source` names, or None if it has another form."""
+    """Return the repository that `source` names; None if `source` has another form."""
     match = _REPO.fullmatch(source)
     if match is None:
         return None
@@ -52,7 +52,7 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _missing_part(directory: Path) -> str | None:
-    """Return what a directory lacks to be a checkpoint, or None."""
+    """Return the part of a checkpoint that a directory lacks; None if it is complete."""
     if not (directory / "config.json").is_file():
         return "there is no config.json"
     index = read_index(directory)
@@ -118,10 +118,10 @@ def _local_path(source: Path, revision: str | None) -> Path | None:
 def resolve_checkpoint(
     source: str | Path, *, revision: str | None = None, progress: bool = True
 ) -> Path:
-    """Return the directory or GGUF file that `source` names, downloading it if need be.
+    """Return the directory or GGUF file that `source` names, after a download if needed.
 
-    A hub repository whose copy lies complete in the hub's cache is taken from there without
-    a request; a newer state of a branch is not looked for.
+    A complete copy in the hub's cache is used without a request to the hub, even if the branch
+    has moved on.
 
     Args:
         source: A checkpoint directory, a .gguf file, or, as a string, a hub repository:
@@ -130,10 +130,10 @@ def resolve_checkpoint(
         progress: Show progress bars while downloading.
 
     Raises:
-        RequestError: The source can be no path.
-        CheckpointNotFoundError: There is no such path or repository, it may not be read, or
-            the network is down and there is no complete copy.
-        CheckpointError: It is no checkpoint, or the download failed.
+        RequestError: The source cannot be a path.
+        CheckpointNotFoundError: No such path or repository exists, the repository is not
+            readable, or the network is down and no complete copy exists.
+        CheckpointError: The source is no checkpoint, or the download failed.
     """
     given = path_argument("source", source)
     path = _local_path(given, revision)
@@ -148,7 +148,7 @@ def resolve_checkpoint(
     try:
         path = _resolve_repo(repo_id, revision, progress=progress)
     except CheckpointNotFoundError as error:
-        # of a mistyped folder nobody wants to hear of the hub first
+        # a user who mistyped a folder should read of the folder first
         raise CheckpointNotFoundError(
             f"{source}: no such file or directory; as a repository of the hub: "
             f"{str(error).removeprefix(f'{source}: ')}"

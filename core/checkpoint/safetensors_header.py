@@ -1,7 +1,7 @@
-"""The header of a safetensors file, checked in full before anything relies on it.
+"""The header of a safetensors file, checked in full before any use.
 
-Layout: eight bytes of length (little-endian), so many bytes of JSON, then the tensors'
-bytes without a gap. Reading costs at most the header's own length, whatever it claims.
+Layout: eight bytes with the header's length (little-endian), the header in JSON, then the
+tensors' bytes without a gap. Reading costs at most the header's own length.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ class TensorEntry:
 
     Attributes:
         dtype: A key of `ITEMSIZES`.
-        shape: Its dimensions.
-        begin: Offset of its first byte, counted from the end of the header.
-        end: Offset behind its last byte.
+        shape: Dimensions of the tensor.
+        begin: Offset of the tensor's first byte from the end of the header.
+        end: Offset behind the tensor's last byte.
     """
 
     dtype: str
@@ -64,7 +64,7 @@ class TensorEntry:
 
 
 def _read_raw(path: Path) -> tuple[bytes, int]:
-    """Return the header's JSON and how many bytes of data follow it."""
+    """Return the header's JSON and the number of data bytes behind the header."""
     with path.open("rb") as file:
         file_bytes = os.fstat(file.fileno()).st_size
         prefix = file.read(_LENGTH_BYTES)
@@ -80,13 +80,13 @@ def _read_raw(path: Path) -> tuple[bytes, int]:
         data_bytes = file_bytes - _LENGTH_BYTES - length
         if data_bytes < 0:
             raise ValueError(
-                f"is truncated: its header takes {length} bytes, the file {file_bytes}"
+                f"is truncated: the header has {length} bytes, the file {file_bytes}"
             )
         return file.read(length), data_bytes
 
 
 def _is_count(value: Any, most: int) -> bool:
-    # a bool is an int to Python
+    # bool is a subclass of int
     return type(value) is int and 0 <= value <= most
 
 
@@ -128,7 +128,7 @@ def _parse_entry(raw: Any) -> TensorEntry:
 
 
 def _check_metadata(raw: Any) -> None:
-    if raw is None:  # what MLX writes when it is given none
+    if raw is None:  # MLX writes null without metadata
         return
     if not isinstance(raw, dict) or not all(isinstance(v, str) for v in raw.values()):
         raise ValueError(f"{_METADATA} must be an object of strings")
@@ -138,21 +138,21 @@ def _check_contiguous(entries: Mapping[str, TensorEntry], data_bytes: int) -> No
     end = 0
     for name, entry in sorted(entries.items(), key=lambda e: (e[1].begin, e[1].end)):
         if entry.begin < end:
-            raise ValueError(f"tensor {name!r} overlaps the one before it")
+            raise ValueError(f"tensor {name!r} overlaps the tensor before")
         if entry.begin > end:
             raise ValueError(f"a hole of {entry.begin - end} bytes precedes tensor {name!r}")
         end = entry.end
     if end > data_bytes:
         raise ValueError(
-            f"is truncated: its tensors take {end} bytes, but {data_bytes} follow the header"
+            f"is truncated: the tensors take {end} bytes, but {data_bytes} follow the header"
         )
     if end != data_bytes:
-        raise ValueError(f"its tensors take {end} bytes, but {data_bytes} follow the header")
+        raise ValueError(f"tensors take {end} bytes, but {data_bytes} follow the header")
 
 
 def _parse(raw: bytes, data_bytes: int) -> dict[str, TensorEntry]:
     if not raw.startswith(b"{"):
-        raise ValueError("its header is no JSON object: this is no safetensors file")
+        raise ValueError("the header is no JSON object: this is no safetensors file")
     entries: dict[str, TensorEntry] = {}
     for name, value in parse_object(raw).items():
         if name == _METADATA:
@@ -169,11 +169,11 @@ def _parse(raw: bytes, data_bytes: int) -> dict[str, TensorEntry]:
 def read_header(path: Path) -> dict[str, TensorEntry]:
     """Return the tensors of a safetensors file, by name, in the header's order.
 
-    Reads the header only. What it accepts, MLX loads without reading outside the file.
+    Only the header is read. MLX loads an accepted file without reading outside the file.
 
     Raises:
-        CheckpointError: The file cannot be read or breaks a rule of the format; the
-            sentence names the file and, where there is one, the tensor.
+        CheckpointError: The file cannot be read or breaks a rule of the format; the message
+            names the file and, where there is one, the tensor.
     """
     try:
         return _parse(*_read_raw(path))

@@ -1,4 +1,4 @@
-"""Which safetensors files make up a checkpoint, and which tensors each of them holds."""
+"""The safetensors files of a checkpoint, and the tensors that the index lists for each."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def _parse_weight_map(index: Path) -> Mapping[str, str]:
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"{index}: weight_map must be an object of tensor -> file")
     for tensor, file in weight_map.items():
-        # NOTE: a name with a path in it could reach outside the directory
+        # NOTE: a name with a folder could lead outside the directory
         if not isinstance(file, str) or Path(file).name != file or "\\" in file:
             raise CheckpointError(f"{index}: tensor {tensor!r}: {file!r} is no plain file name")
     return weight_map
 
 
 def read_index(directory: Path) -> dict[str, frozenset[str]] | None:
-    """Return file name -> tensors, as the checkpoint's index lists them; None without one.
+    """Return file name -> tensors from the checkpoint's index; None without an index.
 
     Raises:
         CheckpointError: The index is malformed.
@@ -56,8 +56,8 @@ def _check_indexed(directory: Path, index: Mapping[str, frozenset[str]]) -> None
     stray = {path.name for path in directory.glob("model*.safetensors")} - set(index)
     if stray:
         raise CheckpointError(
-            f"{directory}: {INDEX_NAME} does not list {_names(stray)}: remove what does not "
-            "belong to the checkpoint, or bring the index that belongs to it"
+            f"{directory}: {INDEX_NAME} does not list {_names(stray)}: remove files of other "
+            "checkpoints, or add this checkpoint's own index"
         )
 
 
@@ -75,9 +75,9 @@ def _find_single(directory: Path) -> Path:
 
 
 def find_shards(directory: Path) -> dict[Path, frozenset[str] | None]:
-    """Return each weight file with the tensors that the index lists for it.
+    """Return each weight file with its tensors in the index.
 
-    The value is None where no index says what the file holds.
+    The value is None where no index exists.
 
     Raises:
         CheckpointError: A file is missing, stray, or one of several without an index.

@@ -31,17 +31,17 @@ DTYPES: Mapping[str, mx.Dtype] = {
     "I64": mx.int64,
     "C64": mx.complex64,
 }
-"""Dtype name of the header -> dtype of the array that MLX makes of it."""
+"""Dtype name in the header -> dtype of the array that MLX loads."""
 
 
 class Shard:
-    """One safetensors file whose header was found sound."""
+    """One safetensors file with a checked header."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._entries = read_header(path)
-        # Unevaluated, and handed out only once: an array that stayed here would keep its
-        # bytes after a caller has cast it to another dtype and let it go.
+        # Arrays are unevaluated and returned only once: a kept reference would hold the bytes
+        # after the caller has cast and released the array.
         self._unread: dict[str, mx.array] = {}
 
     def tensors(self) -> dict[str, LazyTensor]:

@@ -1,4 +1,4 @@
-"""JSON objects, read without forgiving what would hide a damaged file."""
+"""A JSON reader that refuses repeated keys, which would hide a damaged file."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 
 class JSONError(ValueError):
-    """A text is no JSON object, or one of its keys stands twice.
+    """A text is no JSON object, or repeats a key.
 
     Attributes:
-        key: The key that stands twice; empty when the whole text is at fault.
-        reason: What is wrong with it.
+        key: The repeated key; empty for a fault of the whole text.
+        reason: Description of the fault.
     """
 
     def __init__(self, key: str, reason: str) -> None:
@@ -25,16 +25,16 @@ def _unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     unique: dict[str, Any] = {}
     for key, value in pairs:
         if key in unique:
-            raise JSONError(key, "stands twice")
+            raise JSONError(key, "is repeated")
         unique[key] = value
     return unique
 
 
 def parse_object(data: bytes) -> dict[str, Any]:
-    """Return the JSON object that `data` holds; bare `Infinity` and `NaN` are numbers.
+    """Return the JSON object in `data`; bare `Infinity` and `NaN` are numbers.
 
     Raises:
-        JSONError: Not UTF-8, not JSON, not an object, or a key stands twice in one object.
+        JSONError: `data` is not UTF-8, not JSON or no object, or an object repeats a key.
     """
     try:
         value = json.loads(data.decode(), object_pairs_hook=_unique)

@@ -1,4 +1,4 @@
-"""The named weights of a checkpoint, on their way into a model."""
+"""The named weights of a checkpoint, before they are assigned to a model."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ class Weights(Mapping[str, mx.array]):
     """Name -> tensor of a checkpoint.
 
     Immutable: `renamed`, `mapped`, `stacked` and `split` return new weights. `weights[name]`
-    makes a fresh array each time, lazy for safetensors and dequantised at once for GGUF;
-    arrays belong to the thread that asks. Names and shapes cost nothing.
+    creates a fresh array each time, lazy for safetensors and dequantised at once for GGUF; an
+    array belongs to the thread that reads it. Names and shapes are known without reading.
 
     Attributes:
-        format: What the tensors come from. GGUF weights have Hugging Face names, but the
-            values of their own convention.
-        quantization: How the checkpoint is quantised, or None.
-        dtype: What `load_into` casts floating parameters to; None keeps the stored dtypes.
+        format: File format of the tensors. GGUF weights have Hugging Face names, but values in
+            GGUF's own conventions.
+        quantization: Quantisation of the checkpoint, or None.
+        dtype: Dtype to which `load_into` casts floating parameters; None keeps stored dtypes.
     """
 
     format: Format
@@ -77,12 +77,12 @@ class Weights(Mapping[str, mx.array]):
         return math.prod(tensor.shape) * dtype.size
 
     def renamed(self, fn: Callable[[str], str | None]) -> Weights:
-        """Return the weights under the names that `fn` gives; None drops a tensor.
+        """Return the weights under the names that `fn` returns; None drops a tensor.
 
-        The quantisation of single layers follows their names.
+        The quantisation of single layers is renamed along.
 
         Raises:
-            WeightError: Two tensors would have one name.
+            WeightError: Two tensors would share a name.
         """
         tensors: dict[str, LazyTensor] = {}
         for name, tensor in self._tensors.items():
@@ -98,10 +98,10 @@ class Weights(Mapping[str, mx.array]):
         return attrs.evolve(self, tensors=tensors, quantization=quantization)
 
     def mapped(self, fn: Callable[[str, mx.array], mx.array]) -> Weights:
-        """Return the weights with `fn(name, tensor)` in the place of each tensor.
+        """Return the weights with `fn(name, tensor)` in place of each tensor.
 
-        `fn` runs when a tensor is read, and once at the call on an unevaluated stand-in of
-        its shape; so it computes with MLX operations and does not look at values.
+        `fn` runs when a tensor is read, and once at the call with an unevaluated placeholder
+        of the same shape. So `fn` must use MLX operations and must not inspect values.
         """
 
         def bound(name: str) -> Callable[[mx.array], mx.array]:
@@ -111,14 +111,14 @@ class Weights(Mapping[str, mx.array]):
         return attrs.evolve(self, tensors=tensors)
 
     def stacked(self, component: str) -> Weights:
-        """Return the weights with the numbered tensors below `component` made one.
+        """Return the weights with the numbered tensors below `component` stacked.
 
-        `stacked("experts")` makes the row 3 of `….experts.up.weight` out of
-        `….experts.3.up.weight`. Scales and biases of quantised layers are stacked alike, and
-        what is not numbered stays. A stack counts as one tensor where memory is concerned.
+        `stacked("experts")` makes `….experts.3.up.weight` row 3 of `….experts.up.weight`.
+        Scales and biases of quantised layers are stacked alike; tensors without a number are
+        kept. A stack counts as one tensor for peak memory.
 
         Raises:
-            WeightError: A number is missing, or the tensors to be stacked are not alike.
+            WeightError: A number is missing, or the numbered tensors differ in shape or dtype.
         """
 
         def paths(path: str) -> Sequence[str]:
@@ -130,15 +130,15 @@ class Weights(Mapping[str, mx.array]):
         return attrs.evolve(self, tensors=tensors, quantization=quantization)
 
     def split(self, fn: Callable[[str], Sequence[str] | None]) -> Weights:
-        """Return the weights with fused tensors cut into equal parts, by their outputs.
+        """Return the weights with fused tensors split into equal parts along their outputs.
 
-        Scales and biases of quantised layers are cut alike.
+        Scales and biases of quantised layers are split alike.
 
         Args:
             fn: Name -> names of the parts, first outputs first; None leaves a tensor whole.
 
         Raises:
-            WeightError: A tensor cannot be cut like that, or two would have one name.
+            WeightError: A tensor has no such equal parts, or two tensors would share a name.
         """
 
         def paths(path: str) -> Sequence[str]:
@@ -150,17 +150,17 @@ class Weights(Mapping[str, mx.array]):
         return attrs.evolve(self, tensors=tensors, quantization=quantization)
 
     def load_into(self, module: nn.Module, *, keep_float32: Sequence[str] = ()) -> None:
-        """Give every parameter of `module` its tensor, and evaluate it.
+        """Assign every parameter of `module` its tensor, evaluated.
 
-        Layers that the checkpoint holds quantised are replaced by their quantised forms.
-        Floating parameters are cast to `dtype`; packed weights, 8-bit scales and integers
-        never, and global scales are float32. Peak memory is the parameters and about one
+        Layers that the checkpoint stores quantised are replaced by their quantised forms.
+        Floating parameters are cast to `dtype`. Packed weights, 8-bit scales and integers are
+        never cast, and global scales are float32. Peak memory is all parameters and about one
         tensor.
 
         Args:
-            module: Its parameters are named as the tensors.
-            keep_float32: Last name components, e.g. `A_log`, of parameters that are
-                float32 whatever `dtype` says.
+            module: The model, with parameters named as the tensors.
+            keep_float32: Last name components, e.g. `A_log`, of parameters that stay float32
+                for every `dtype`.
 
         Raises:
             WeightError: Tensors are missing, unexpected or of the wrong shape or type; all

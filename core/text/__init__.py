@@ -1,1 +1,1 @@
-"""From text and messages to token ids, and back."""
+"""Conversion of text and messages to token ids, and of token ids to text."""

@@ -1,8 +1,9 @@
-"""Render a conversation with the checkpoint's template, in a sandbox.
+"""Rendering of a conversation with the checkpoint's template, in a sandbox.
 
-A template is a program that comes with the weights. It sees plain values, cannot change them
-and cannot reach Python through them; one range, one product and the whole output are bounded.
-Loops inside loops and text that doubles in a loop are not: a template may waste time and
+A template is a program that comes with the weights. A template sees plain values, can neither
+change them nor reach Python through them. One range, one product and the whole output are
+bounded. Nested loops, and text that doubles in a loop, are not bounded: a template can waste
+time and memory, as a model can, but can do no other harm.
 memory, as it may waste the model, but it reaches nothing else.
 """
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 MAX_RENDERED_CHARS = 1 << 24
 
-# What a template's expressions may raise when a message is not what it expects.
+# Errors of a template's expressions on messages of an unexpected form.
 _FAULTS = (
     TemplateError,
     ArithmeticError,
@@ -47,7 +48,7 @@ class ChatTemplate:
 
     Attributes:
         source: The template's text.
-        roles: Words in quotes that stand in one expression with `role`.
+        roles: Quoted words in the template's expressions that contain `role`.
 
     Raises:
         CheckpointError: The template is not valid Jinja.
@@ -80,9 +81,9 @@ class ChatTemplate:
             template_kwargs: Further variables, such as `enable_thinking`.
 
         Raises:
-            RequestError: The template refuses the messages, cannot render them, or a variable
-                has a name that is taken.
-            CheckpointError: The template tried what the sandbox forbids.
+            RequestError: The template refuses the messages or cannot render them, or a further
+                variable has a reserved name.
+            CheckpointError: The sandbox stopped the template.
         """
         if taken := _OWN_VARIABLES & template_kwargs.keys():
             raise RequestError(
@@ -123,7 +124,7 @@ class _RefusalError(TemplateError):
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """Jinja's sandbox; products are bounded, and a forbidden attribute raises at once."""
+    """Jinja's sandbox with bounded products; a forbidden attribute raises at once."""
 
     intercepted_binops = frozenset({"*", "**"})
 
@@ -138,7 +139,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
 
 
 class _GenerationBlock(Extension):
-    """`{% generation %}` marks, for training, what the assistant wrote: render its body."""
+    """`{% generation %}` marks the assistant's text for training; only its body is rendered."""
 
     tags = frozenset({"generation"})  # type: ignore[assignment]  # declared as a mutable set
 
@@ -192,7 +193,7 @@ def _strftime_now(form: str) -> str:
 
 
 def _product_size(left: Any, right: Any) -> int:
-    """Items of `left * right` if one of them is a sequence, bits if both are integers."""
+    """Items of `left * right` for a sequence and an integer, bits for two integers."""
     if isinstance(left, int) and isinstance(right, int):
         return left.bit_length() + right.bit_length()
     sequence, count = (right, left) if isinstance(left, int) else (left, right)

@@ -1,8 +1,8 @@
-"""Whether a rendered conversation holds every text that was given.
+"""The check that a rendered conversation contains every given text.
 
-A template is free to pass over a message: a role that none of its branches takes, a system
-message that is not the first, a list of parts where it looks for a string. The model would
-answer a question that was never asked.
+A template may silently skip a message: a role without a branch, a system message that is not
+the first, a list of parts in place of a string. The model would then answer another question
+than the user's.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ class _Text:
     """One text of a conversation.
 
     Attributes:
-        where: Its path.
-        role: The role of its message.
-        text: The text.
-        without: The conversation with an empty text in its place.
+        where: Path of the text.
+        role: Role of the message.
+        text: The text itself.
+        without: Returns the conversation with an empty text instead.
     """
 
     where: str
@@ -37,19 +37,19 @@ class _Text:
 def check_complete(
     messages: Messages, rendered: str, render: Callable[[Messages], str]
 ) -> None:
-    """Refuse a conversation of which the template has dropped a text.
+    """Refuse a conversation if the template has dropped one of its texts.
 
-    A text that is not found may have been rewritten, so the conversation is rendered again with
-    an empty text in its place: the same result means that the template never looked at it.
-    Assistant messages are left out. Templates drop old reasoning on purpose.
+    A text that is missing from the result may have been rewritten. So the conversation is
+    rendered again with an empty text instead: an equal result proves that the template ignores
+    the text. Assistant messages are not checked, as templates drop old reasoning on purpose.
 
     Args:
-        messages: The conversation, as the template has seen it.
-        rendered: What the template made of it.
+        messages: The conversation, as given to the template.
+        rendered: The template's output.
         render: Renders another conversation in the same way.
 
     Raises:
-        RequestError: Naming the message, the part and the role.
+        RequestError: A text was dropped; the error names the message, the part and the role.
     """
     for given in _texts(messages):
         if given.text.strip() not in rendered and _renders(render, given.without(), rendered):
@@ -65,7 +65,7 @@ def _renders(render: Callable[[Messages], str], messages: Messages, rendered: st
     try:
         return render(messages) == rendered
     except RequestError:
-        return False  # a template that refuses the empty text has looked at it
+        return False  # a template that refuses the empty text does read the text
 
 
 def _texts(messages: Messages) -> Iterator[_Text]:
@@ -82,7 +82,7 @@ def _texts(messages: Messages) -> Iterator[_Text]:
 
 
 def _contents(content: Any) -> Iterator[tuple[str, str, Any]]:
-    """Yield each text's path inside a content, the text, and the content without it."""
+    """Yield each text's path in a content, the text, and the content with it emptied."""
     if isinstance(content, str):
         yield "", content, ""
         return

@@ -1,4 +1,4 @@
-"""Token ids to text, as they come."""
+"""Streaming conversion of token ids to text."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ _WINDOW_TOKENS = 16
 
 
 class Detokenizer:
-    """Turns one sequence's tokens into text, a piece a token.
+    """Turns one sequence's tokens into text, one piece for each token.
 
-    What was given out never changes afterwards: a character that still lacks bytes is held
-    back, and the pieces joined equal `Tokenizer.decode` of all ids. A token costs O(1)
-    amortised: only a short window of last tokens is decoded, and its first few give the
-    context on which a leading space depends.
+    Returned text never changes later: a character with missing bytes is held back, and the
+    joined pieces equal `Tokenizer.decode` of all ids. A token costs amortised O(1): only a
+    short window of the last tokens is decoded. The first few tokens of the window are context,
+    on which a leading space depends.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:
         self._tokenizer = tokenizer
         self._skipped = tokenizer.special_token_ids if skip_special_tokens else frozenset[int]()
         self._window: list[int] = []
-        self._num_sent = 0  # characters of the decoded window that were given out
+        self._num_sent = 0  # characters of the decoded window that were returned
 
     def add(self, token_id: int) -> str:
-        """Take the next token; return the text that is now certain, often empty."""
+        """Take the next token; return the text that is final by now, often empty."""
         if token_id in self._skipped or self._tokenizer.token_text(token_id) is None:
             return ""
         self._window.append(token_id)
-        # A run of byte tokens is text only if all of it is valid, so its end has to be seen.
+        # Byte tokens decode to text only if their whole run is valid UTF-8: await its end.
         if token_id in self._tokenizer.byte_token_ids:
             return ""
         certain = _certain(self._decode())
@@ -43,22 +43,22 @@ class Detokenizer:
         return piece
 
     def finish(self) -> str:
-        """Return the rest, now that no more tokens come; an unfinished character is U+FFFD."""
+        """Return the remaining text at the end; an unfinished character becomes U+FFFD."""
         return self._decode()[self._num_sent :]
 
     def _decode(self) -> str:
         return self._tokenizer.decode(self._window, skip_special_tokens=False)
 
     def _shorten(self) -> None:
-        """Keep the last tokens, whose text ends as the window's does, unsent part included.
+        """Cut the window to its last tokens, whose text has the same end and unsent part.
 
-        They hold every byte of an unfinished character. If they begin inside another one,
-        their decoded beginning is garbage, but already counted as sent.
+        The last tokens contain every byte of an unfinished character. If they begin inside
+        another character, their first decoded characters are wrong, but count as sent.
         """
         self._window = self._window[-_CONTEXT_TOKENS:]
         self._num_sent = len(_certain(self._decode()))
 
 
 def _certain(text: str) -> str:
-    """`text` without what the next bytes might change: they can only complete its last mark."""
+    """Return `text` without a final U+FFFD, which later bytes may still complete."""
     return text.removesuffix(_REPLACEMENT)

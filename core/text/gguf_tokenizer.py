@@ -1,4 +1,4 @@
-"""A tokenizer from a GGUF file's metadata."""
+"""The tokenizer of a GGUF file, built from the file's metadata."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _PREFIX = "tokenizer.ggml."
 _NORMAL, _CONTROL, _USER_DEFINED = 1, 3, 4
 _SPACE = "▁"  # sentencepiece's sign for a space
 
-# How a byte-level vocabulary cuts text into words, by `tokenizer.ggml.pre`.
+# Regular expressions that split text into words, by `tokenizer.ggml.pre`.
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _WORDS = {
     "llama-bpe": rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}|{_REST}",
     "qwen2": rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}|{_REST}",
 }
-_GPT2_WORDS = frozenset({"default", "gpt-2", "smollm"})  # the pattern that ByteLevel brings
+_GPT2_WORDS = frozenset({"default", "gpt-2", "smollm"})  # split by ByteLevel's own pattern
 
 _NAMED_IDS = {
     "bos_token": "bos_token_id",
@@ -36,15 +36,15 @@ _NAMED_IDS = {
 
 
 def gguf_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
-    """Build the tokenizer that a GGUF file describes.
+    """Build the tokenizer of a GGUF file.
 
     Args:
         metadata: Plain values by key: strings, integers, booleans, lists.
 
     Raises:
         CheckpointError: A key is missing or malformed.
-        UnsupportedModelError: The vocabulary's kind, or its way to cut text into words, is
-            none of those that neve knows.
+        UnsupportedModelError: The vocabulary's kind, or its word splitting, is unknown to
+            neve.
     """
     facts = _Facts(metadata)
     backend = _build_backend(facts)
@@ -60,7 +60,7 @@ def gguf_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
 
 
 class _Facts:
-    """The `tokenizer.ggml` keys, checked as they are asked for."""
+    """The `tokenizer.ggml` keys, checked when they are read."""
 
     def __init__(self, metadata: Mapping[str, Any]) -> None:
         self._metadata = metadata
@@ -74,7 +74,7 @@ class _Facts:
         """Return a value.
 
         Raises:
-            CheckpointError: It is missing and there is no default.
+            CheckpointError: The key is missing and there is no default.
         """
         value = self._metadata.get(_PREFIX + key, default)
         if value is None:
@@ -85,7 +85,7 @@ class _Facts:
         """Return a list.
 
         Raises:
-            CheckpointError: It is missing or no list.
+            CheckpointError: The key is missing or no list.
         """
         value = self.get(key)
         if not isinstance(value, list):
@@ -93,10 +93,10 @@ class _Facts:
         return cast("list[Any]", value)
 
     def per_token(self, key: str) -> Sequence[Any]:
-        """Return a list with one entry a token.
+        """Return a list with one entry for each token.
 
         Raises:
-            CheckpointError: It is missing, or of another length.
+            CheckpointError: The key is missing, or the list has another length.
         """
         values = self.items(key)
         if len(values) != len(self.tokens):
@@ -106,18 +106,18 @@ class _Facts:
         return values
 
     def ids(self, key: str) -> frozenset[int]:
-        """Return the id at `key` as a set, empty if the file has none."""
+        """Return the id at `key` as a set; empty if the file has none."""
         found = token_ids(self._metadata, _PREFIX + key, "GGUF metadata")
         if any(i >= len(self.tokens) for i in found):
             raise CheckpointError(f"{_PREFIX}{key} is beyond the {len(self.tokens)} tokens")
         return found
 
     def named_tokens(self) -> dict[str, str]:
-        """Return the texts of the tokens with a name."""
+        """Return the texts of the tokens that have a name, by name."""
         return {name: self.tokens[i] for name, key in _NAMED_IDS.items() for i in self.ids(key)}
 
     def added_tokens(self) -> list[AddedToken]:
-        """Return the tokens that are matched in the text before anything else."""
+        """Return the tokens that are matched in the text before words are split."""
         return [
             AddedToken(token, special=kind == _CONTROL, normalized=False)
             for token, kind in zip(self.tokens, self.types, strict=True)
@@ -141,7 +141,7 @@ def _build_backend(facts: _Facts) -> tokenizers.Tokenizer:
 
 
 def _byte_level(facts: _Facts) -> tokenizers.Tokenizer:
-    """Build a BPE over bytes, with the merges of the file."""
+    """Build a BPE over bytes with the file's merges."""
     if facts.pre not in _GPT2_WORDS | _WORDS.keys():
         known = ", ".join(sorted(_GPT2_WORDS | _WORDS.keys()))
         raise UnsupportedModelError(f"{_PREFIX}pre is {facts.pre!r}; neve knows {known}")
@@ -192,10 +192,10 @@ def _sentencepiece(facts: _Facts) -> tokenizers.Tokenizer:
 
 
 def _merges_by_score(facts: _Facts) -> list[tuple[str, ...]]:
-    """Return every cut of every normal piece into two pieces, best piece first.
+    """Return every split of every normal piece into two pieces, best piece first.
 
-    Sentencepiece joins the neighbours whose joint piece scores highest; a piece's cuts share
-    its score, and their order does not matter.
+    Sentencepiece joins the neighbours whose joint piece has the highest score. All splits of
+    a piece share its score, so their order does not matter.
     """
     scores = facts.per_token("scores")
     normal = [i for i, kind in enumerate(facts.types) if kind == _NORMAL]

@@ -1,7 +1,7 @@
-"""What a conversation must look like before a template sees it.
+"""Validation of a conversation before a template renders it.
 
-A template takes the parts of a message that it knows and passes over the rest without a word.
-Parts that no template reads are refused here, by name.
+A template silently ignores parts of a message that it does not know. Parts that no template
+reads are refused here, by name.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, TypeGuard, cast
 from ..errors import RequestError, shown
 
 ROLES = frozenset({"system", "user", "assistant", "tool"})
-"""Roles that are taken whether or not the template names them."""
+"""Roles that are accepted even if the template does not name them."""
 
 _ROLE = re.compile(r"[\w.-]+")
 _MEDIA_FIELDS = ("images", "videos", "audio", "audios")
@@ -22,16 +22,16 @@ _MEDIA_FIELDS = ("images", "videos", "audio", "audios")
 def check_messages(messages: object, named_roles: Collection[str] = ()) -> None:
     """Refuse anything but a non-empty list of mappings with a known role and usable content.
 
-    A role is one word: templates may build a special token around it, and it must not close
-    that token and open another.
+    A role is one word, because templates may build a special token around the role, and the
+    role must not end this token and begin another.
 
     Args:
         messages: The conversation.
-        named_roles: Words that the template compares roles with; roles beside `ROLES`.
+        named_roles: Words that the template compares roles with, accepted beside `ROLES`.
 
     Raises:
-        RequestError: Naming the first message, and the part of it, that is malformed or that
-            no template would render.
+        RequestError: A message is malformed or would not be rendered; the error names the
+            first such message and its faulty part.
     """
     if not _is_list(messages) or not messages:
         raise _malformed("messages must be a non-empty list of mappings")
@@ -51,13 +51,13 @@ def _check_message(message: Mapping[str, Any], where: str, named: Collection[str
         raise _malformed(f"{where}.role is {role!r}, which no template reads (known: {known})")
     for field in _MEDIA_FIELDS:
         if message.get(field):
-            raise _malformed(f"{where}.{field}: messages are text, other input is not read")
+            raise _malformed(f"{where}.{field}: messages are text, other input is refused")
     content = message.get("content")
     if content is not None:
         _check_content(content, f"{where}.content")
     elif role != "assistant" or not message.get("tool_calls"):
         raise _malformed(
-            f"{where}.content is missing: only an assistant message with tool_calls needs none"
+            f"{where}.content is missing: only an assistant message with tool_calls may omit it"
         )
 
 

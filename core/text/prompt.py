@@ -1,4 +1,4 @@
-"""A prompt in any of its forms, as token ids."""
+"""Conversion of a prompt in any of its forms to token ids."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def encode_prompt(
     tools: Sequence[Message] | None = None,
     template_kwargs: Mapping[str, Any] | None = None,
 ) -> list[int]:
-    """Return the token ids that a prompt stands for.
+    """Return the token ids of a prompt.
 
     Args:
         tokenizer: The model's tokenizer.
         prompt: Text, token ids, or chat messages.
-        vocab_size: Width of the logits; ids lie below it.
+        vocab_size: Width of the logits and bound of the ids.
         tools: Tool definitions for the template; messages only.
         template_kwargs: Further variables for the template; messages only.
 
@@ -65,7 +65,7 @@ def check_template_kwargs(template_kwargs: object) -> None:
     """Refuse anything but None or a mapping of names to values.
 
     Raises:
-        RequestError: It is something else.
+        RequestError: `template_kwargs` is anything else.
     """
     if template_kwargs is None:
         return
@@ -80,7 +80,7 @@ def check_ids(ids: Iterable[Any], vocab_size: int) -> list[int]:
     """Return token ids as plain integers.
 
     Raises:
-        RequestError: One is no integer, or outside the vocabulary.
+        RequestError: An id is no integer, or outside the vocabulary.
     """
     checked = [_token_id(token) for token in ids]
     for token in checked:
@@ -92,7 +92,7 @@ def check_ids(ids: Iterable[Any], vocab_size: int) -> list[int]:
 def _token_id(token: Any) -> int:
     if type(token) is int:
         return token
-    # True is an int to Python, and some arrays of one element are an index
+    # bool is a subclass of int, and arrays with one element convert to an index
     if isinstance(token, bool) or getattr(token, "ndim", 0):
         raise _stranger(token)
     try:
@@ -115,7 +115,7 @@ def _refuse_template_arguments(tools: object, template_kwargs: object) -> None:
     for param, value in (("tools", tools), ("template_kwargs", template_kwargs)):
         if value:
             raise RequestError(
-                f"{param} are for the chat template, and only messages go through it: give the "
+                f"{param} are for the chat template, and only messages are rendered: give the "
                 "prompt as messages",
                 code=f"invalid_{param}",
                 param=param,
@@ -123,7 +123,7 @@ def _refuse_template_arguments(tools: object, template_kwargs: object) -> None:
 
 
 def _plain_ids(tokenizer: Tokenizer, prompt: Any, vocab_size: int) -> list[int]:
-    """Return the ids of a prompt that goes through no template."""
+    """Return the ids of a prompt that is not rendered by a template."""
     if isinstance(prompt, str):
         return tokenizer.encode(str.__str__(prompt))
     if isinstance(prompt, bytes | bytearray | memoryview):

@@ -1,4 +1,4 @@
-"""Tell a model's reasoning from its answer."""
+"""Separation of a model's reasoning from its answer."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from __future__ import annotations
 def split_reasoning(text: str, marks: tuple[str, str] | None) -> tuple[str | None, str]:
     """Split `text` into a leading reasoning part and the answer, both without the marks.
 
-    The opening mark may be missing, as it is when it stood at the end of the prompt: then all
-    before the closing mark is reasoning. An opened part that never closes is reasoning to the
-    end. Without marks, or with neither in its place, all is answer and comes back unchanged.
+    The opening mark may be missing, because a prompt may end with it: all text before the
+    closing mark is then reasoning. Without a closing mark, all text behind an opening mark is
+    reasoning. Without both marks, all text is the answer and is returned unchanged.
 
     Args:
-        text: What the model wrote.
-        marks: Opening and closing mark, or None for a family that has none.
+        text: The model's output.
+        marks: Opening and closing mark, or None for a family without marks.
 
     Returns:
         The reasoning, stripped, or None; and the answer, stripped on the left.

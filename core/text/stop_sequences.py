@@ -1,4 +1,4 @@
-"""Cut a text stream at the first stop sequence."""
+"""Truncation of a text stream at the first stop sequence."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ if TYPE_CHECKING:
 
 
 class StopMatcher:
-    """Lets text through until a stop sequence begins.
+    """Passes text on until a stop sequence begins.
 
-    The result depends on the text alone, never on how it was cut into pieces: the stop that
-    begins earliest wins, and of several that begin there the shortest. So a found stop waits
-    while an earlier one could still be completed.
+    The result depends on the text alone, never on the cuts between pieces. The stop with the
+    earliest start wins; of several with one start, the shortest. A complete stop therefore
+    waits while a stop with an earlier start may still be completed.
 
     Attributes:
         matched: The stop sequence that ended the text, or None.
@@ -36,9 +36,9 @@ class StopMatcher:
         return self.matched is not None
 
     def add(self, text: str) -> str:
-        """Take the next piece; return what may be shown, which may end before the piece does.
+        """Take the next piece; return the text that is final, which may be less or more.
 
-        Nothing of a stop sequence comes out, and nothing after it.
+        The result never contains a part of a stop sequence, nor text behind it.
         """
         if self.stopped:
             return ""
@@ -51,19 +51,19 @@ class StopMatcher:
         return self._release(open_start)
 
     def finish(self) -> str:
-        """Return what was held back, now that no more text comes."""
+        """Return the text that was held back, at the end of the stream."""
         if self.stopped:
             return ""
         start, self.matched = self._first_match()
         return self._release(start)
 
     def _first_match(self) -> tuple[int, str | None]:
-        """Where the earliest complete stop begins, and which it is; else the end and None."""
+        """Return start and text of the earliest complete stop; else the end and None."""
         found = [(start, s) for s in self._stops if (start := self._held.find(s)) >= 0]
         return min(found, key=lambda match: match[0], default=(len(self._held), None))
 
     def _first_open_start(self) -> int:
-        """Where the longest suffix begins that a stop could still grow from; else the end."""
+        """Return the start of the longest suffix that begins a stop; else the end."""
         end = len(self._held)
         for start in range(max(0, end - self._longest + 1), end):
             if any(

@@ -1,16 +1,16 @@
-r"""Keep special tokens that a caller types as plain text.
+r"""Encoding that keeps a caller's special tokens as plain text.
 
-Whoever can put `<|im_end|>` into a message could end it and speak as somebody else. So the
-prompt is encoded by a tokenizer that knows no added token by its own text, only by a stand-in
-around a private character that occurs nowhere in the conversation:
+A user who can put `<|im_end|>` into a message could end the message and speak in another role.
+So the prompt is encoded by a tokenizer that does not know the text of any added token. It only
+knows stand-ins, built with a private character that is absent from the conversation:
 
     given      say <|im_end|>
     marked     say ◊<|im_end|>                           ◊ is the private character
     rendered   <|im_start|>user\nsay ◊<|im_end|><|im_end|>
     armed      ◊1◊user\nsay <|im_end|>◊2◊                 1 and 2 are token ids
-    encoded    as one text; stand-ins become their ids, the rest cannot become an added token
+    encoded    one text; a stand-in becomes its id, and other text cannot become an added token
 
-The text between two added tokens is encoded exactly as the checkpoint's tokenizer would.
+The text between two added tokens is encoded exactly as by the checkpoint's tokenizer.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _NOTHING = "(?!)"
 
 
 class TextGuard:
-    """Marks added tokens in given text, and encodes text in which they are marked.
+    """Marks added tokens in given text, and encodes text that contains marks.
 
-    Guarded are all added tokens, also those that the tokenizer does not call special (in
-    many checkpoints `<think>` and `</tool_call>` are such), save those that are only white
-    space: they control nothing.
+    All added tokens are guarded, even tokens that the tokenizer does not call special (such
+    as `<think>` and `</tool_call>` in many checkpoints). Tokens of white space alone are not
+    guarded, as they control nothing.
     """
 
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
@@ -51,7 +51,7 @@ class TextGuard:
         """Return a private-use character that occurs in none of the strings in `values`.
 
         Raises:
-            RequestError: They contain all 131,068 of them.
+            RequestError: The strings contain all 131,068 private-use characters.
         """
         texts = list(_strings(values))
         for code in chain(*_PRIVATE_USE):
@@ -65,9 +65,9 @@ class TextGuard:
         )
 
     def mark(self, value: Any, private: str) -> Any:
-        """Return a copy of `value`, however nested, with a mark before each guarded token.
+        """Return a copy of a nested value with a mark before each guarded token.
 
-        A string's end that could grow into one is marked too: templates join strings.
+        A suffix that begins a guarded token is marked too, because templates join strings.
         """
         if isinstance(value, str):
             return self._mark_text(value, private)
@@ -79,10 +79,10 @@ class TextGuard:
         return value
 
     def encode(self, rendered: str, private: str) -> list[int]:
-        """Return the ids of `rendered`, in which marked tokens are plain text.
+        """Return the ids of `rendered`; marked tokens are encoded as plain text.
 
         Raises:
-            RequestError: The model's own vocabulary spells a marked special token.
+            RequestError: The model's vocabulary encodes a marked text as its special token.
         """
         first, *marked = rendered.split(private)
         hits = [self._pattern.match(segment) for segment in marked]
@@ -112,7 +112,7 @@ class TextGuard:
         return private.join(text[a:b] for a, b in pairwise([0, *sorted(starts), len(text)]))
 
     def _open_starts(self, text: str) -> Iterator[int]:
-        """Yield where a suffix begins that begins a guarded token."""
+        """Yield the start of each suffix that begins a guarded token."""
         for start in range(max(0, len(text) - self._longest + 1), len(text)):
             suffix = text[start:]
             nearest = bisect_left(self._guarded, suffix)
@@ -123,7 +123,7 @@ class TextGuard:
         return self._pattern.sub(lambda m: _stand_in(self._ids[m.group()], private), text)
 
     def _encoder_for(self, private: str) -> tokenizers.Tokenizer:
-        """Return a tokenizer that knows only the stand-ins of `private`; the last is kept."""
+        """Return a tokenizer with the stand-ins of `private` only; the last one is kept."""
         kept = self._encoder
         if kept is None or kept[0] != private:
             self._encoder = kept = (private, self._build_encoder(private))
@@ -164,10 +164,10 @@ def _real_id(token: str, token_id: int, private: str, forbidden: Mapping[int, st
 
 
 def _longest_first(texts: Iterable[str], spell: Callable[[str], str]) -> re.Pattern[str]:
-    """Compile an alternation that prefers the longest of several texts, as tokenizers do.
+    """Compile an alternation that prefers the longest text, as tokenizers do.
 
-    A vocabulary may have thousands of added tokens that begin alike, so they are grouped by
-    their first two characters, and a group is entered only if these are there.
+    A vocabulary may have thousands of added tokens with one beginning. So the tokens are
+    grouped by their first two characters, and a lookahead skips a group in one test.
     """
     in_order = sorted(
         texts, key=lambda text: (len(text[:2]), text[:2], len(text)), reverse=True

@@ -1,4 +1,4 @@
-"""Text and messages to token ids, and ids to text."""
+"""Conversion of text and messages to token ids, and of ids to text."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ Messages = Sequence[Mapping[str, Any]]
 
 
 class Tokenizer:
-    """A checkpoint's tokenizer together with its chat templates.
+    """A checkpoint's tokenizer with its chat templates.
 
-    Threads may share one.
+    Threads may share a tokenizer.
 
     Attributes:
-        vocab_size: Ids that the tokenizer knows, added tokens included; the model's logits
-            may be wider.
+        vocab_size: Number of ids that the tokenizer knows, added tokens included; the model's
+            logits may be wider.
         bos_token_id: Id of the beginning-of-sequence token, or None.
         eos_token_ids: Ids that end an answer.
         special_token_ids: Ids that `decode` skips by default.
-        byte_token_ids: Ids that stand for one raw byte and show as text only in runs that
-            are valid UTF-8; empty for byte-level vocabularies.
+        byte_token_ids: Ids of single raw bytes, which decode to text only in runs of valid
+            UTF-8; empty for byte-level vocabularies.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Tokenizer:
         Args:
             path: The folder with tokenizer.json.
             config: The parsed config.json.
-            generation_config: The parsed generation_config.json; empty if there is none.
+            generation_config: The parsed generation_config.json; empty without one.
 
         Raises:
             CheckpointError: A file is missing or malformed, or names a token that the
@@ -89,24 +89,24 @@ class Tokenizer:
 
     @property
     def has_chat_template(self) -> bool:
-        """Whether messages can be encoded."""
+        """Whether the checkpoint has a template, so that messages can be encoded."""
         return bool(self._templates)
 
     def token_id(self, text: str) -> int | None:
-        """Return the id whose token is spelled `text`, or None."""
+        """Return the id of the token with the text `text`, or None."""
         return self._backend.token_to_id(text)
 
     def token_text(self, token_id: int) -> str | None:
-        """Return how the vocabulary spells `token_id`, or None for an unknown id."""
+        """Return the vocabulary's text of `token_id`, or None for an unknown id."""
         return self._backend.id_to_token(token_id)
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of `text` as it stands; special tokens in it count as such.
+        """Return the ids of `text`; special tokens in the text are special.
 
-        A tokenizer that begins every sequence with BOS does so here, unless the text does.
+        A tokenizer that begins every sequence with BOS adds BOS, unless the text begins so.
 
         Raises:
-            RequestError: The text has lone surrogates, which no UTF-8 can spell.
+            RequestError: The text has lone surrogates, which UTF-8 cannot encode.
         """
         _require_utf8(text, "prompt")
         ids = self._backend.encode(text, add_special_tokens=False).ids
@@ -115,7 +115,7 @@ class Tokenizer:
         return ids
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
-        """Return the text of `ids`; unknown ids have none, invalid bytes show as U+FFFD."""
+        """Return the text of `ids`; unknown ids are skipped, invalid bytes become U+FFFD."""
         return self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
 
     def encode_messages(
@@ -128,12 +128,12 @@ class Tokenizer:
     ) -> list[int]:
         """Return the ids of a conversation, rendered by the checkpoint's template.
 
-        Special tokens that stand in messages, tool definitions or template variables stay
-        plain text, except in assistant messages: those are what the model itself wrote, and
-        have to give the same ids again. BOS is the template's affair.
+        Special tokens inside messages, tool definitions or template variables stay plain
+        text, except in assistant messages: the model wrote these, and they must give the same
+        ids again. Only the template adds BOS.
 
         Args:
-            messages: Mappings with `role` and `content`, and what else the template reads.
+            messages: Mappings with `role`, `content` and further keys for the template.
             tools: Tool definitions.
             add_generation_prompt: Whether the prompt ends by opening an assistant message.
             template_kwargs: Further template variables, such as `enable_thinking`.
@@ -141,7 +141,7 @@ class Tokenizer:
         Raises:
             RequestError: The messages are malformed, the template refuses them or drops one
                 of their texts, or the checkpoint has no template.
-            CheckpointError: The template tried what the sandbox forbids.
+            CheckpointError: The sandbox stopped the template.
         """
         check_tools(tools)
         template = self._template_for(tools)
@@ -180,7 +180,7 @@ class Tokenizer:
 def named_token_id(
     backend: tokenizers.Tokenizer, named_tokens: Mapping[str, str], name: str
 ) -> int | None:
-    """Return the id of the token called `name`, or None if no token is called so.
+    """Return the id of the token called `name`; None without such a token.
 
     Raises:
         CheckpointError: The vocabulary lacks the token.

@@ -1,4 +1,4 @@
-"""The tokenizer's files of a checkpoint folder, read and checked."""
+"""The tokenizer files of a checkpoint folder, read and checked."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ TOOL_TEMPLATE = "tool_use"
 
 @attrs.frozen
 class TokenizerFiles:
-    """What the files of one checkpoint say.
+    """Contents of one checkpoint's tokenizer files.
 
     Attributes:
         backend: The tokenizer of tokenizer.json, without truncation and padding.
-        named_tokens: Texts of tokens with a name, such as `bos_token`.
+        named_tokens: Texts of the named tokens, such as `bos_token`.
         templates: Chat templates by name; `default` unless the checkpoint names several.
     """
 
@@ -34,7 +34,7 @@ class TokenizerFiles:
 
 
 def read_tokenizer_files(path: Path) -> TokenizerFiles:
-    """Read tokenizer.json and, where they exist, the files beside it.
+    """Read tokenizer.json and its optional companion files.
 
     Raises:
         CheckpointError: tokenizer.json is missing, or a file is malformed.
@@ -49,10 +49,10 @@ def read_tokenizer_files(path: Path) -> TokenizerFiles:
 
 
 def token_ids(source: Mapping[str, Any], key: str, file: str) -> frozenset[int]:
-    """Return the ids at `key`: one, a list of them, or none.
+    """Return the ids at `key`: a single id, a list of ids, or none.
 
     Raises:
-        CheckpointError: The value is something else.
+        CheckpointError: The value is neither an id, nor a list of ids, nor null.
     """
     value = source.get(key)
     if value is None:
@@ -99,7 +99,7 @@ def _read_object(file: Path) -> Mapping[str, Any]:
 
 
 def _named_tokens(source: Mapping[str, Any]) -> dict[str, str]:
-    """Return the texts of `*_token` keys, which stand there plain or in an object."""
+    """Return the texts of `*_token` keys, given as strings or as objects."""
     named: dict[str, str] = {}
     for key, value in source.items():
         text = value.get("content") if isinstance(value, dict) else value
@@ -109,7 +109,7 @@ def _named_tokens(source: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _read_templates(file: Path, configured: object) -> Mapping[str, str]:
-    """Return the templates; the file wins over what tokenizer_config.json says."""
+    """Return the templates; chat_template.jinja wins over tokenizer_config.json."""
     source = _read_text(file)
     if source is None:
         source = configured

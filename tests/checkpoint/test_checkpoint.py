@@ -132,7 +132,7 @@ def test_a_malformed_generation_config(directory):
     """generation_config.json is held to the same rules, under its own name."""
     path = directory(generation_config='{"a": 1, "a": 2}')
 
-    with pytest.raises(CheckpointError, match=r"generation_config\.json: key 'a' stands twice"):
+    with pytest.raises(CheckpointError, match=r"generation_config\.json: key 'a' is repeated"):
         open_checkpoint(path, dtype=None)
 
 

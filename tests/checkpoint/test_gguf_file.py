@@ -262,7 +262,7 @@ def raw_tensor(name="w", dims=(32,), kind=0, offset=0) -> bytes:
         ),
         (raw_file(raw_tensor(offset=8) + bytes(256)), "not aligned to 32"),
         (raw_file(raw_tensor("a") + raw_tensor("b") + bytes(256), 2), "'b' overlaps"),
-        (raw_file(raw_tensor() + raw_tensor() + bytes(256), 2), "'w' stands twice"),
+        (raw_file(raw_tensor() + raw_tensor() + bytes(256), 2), "'w' is repeated"),
         (
             raw_file(
                 raw_tensor() + bytes(256),

@@ -82,7 +82,7 @@ def test_hostile_values(raw, says):
 
 def test_a_key_that_stands_twice():
     """A duplicate key is refused."""
-    with pytest.raises(ValueError, match="key 'x' stands twice"):
+    with pytest.raises(ValueError, match="key 'x' is repeated"):
         read(pair("x", 0, b"\x00"), pair("x", 0, b"\x00"))
 
 

@@ -219,7 +219,7 @@ def test_a_file_that_the_repository_lacks(hub):
     """A GGUF file that does not exist is named together with its repository."""
     hub.repos[REPO] = FILES
 
-    with pytest.raises(CheckpointError, match=r"snow/flake:q4\.gguf: it has no such file"):
+    with pytest.raises(CheckpointError, match=r"snow/flake:q4\.gguf: there is no such file"):
         resolve(f"{REPO}:q4.gguf")
 
 

@@ -93,7 +93,7 @@ def test_a_bad_entry_is_named(tmp_path, write_safetensors, bad, says):
 @pytest.mark.parametrize(
     ("entries", "says"),
     [
-        ({"a": entry(), "b": entry(offsets=(4, 12))}, "'b' overlaps the one before"),
+        ({"a": entry(), "b": entry(offsets=(4, 12))}, "'b' overlaps the tensor before"),
         ({"a": entry(), "b": entry()}, "'b' overlaps"),
         ({"a": entry(offsets=(4, 12))}, "hole of 4 bytes precedes tensor 'a'"),
         ({"a": entry()}, "take 8 bytes, but 16 follow"),
@@ -122,7 +122,7 @@ def test_a_bad_layout(tmp_path, write_safetensors, entries, says):
         (struct.pack("<Q", 2) + b"{x", "not valid JSON"),
         (struct.pack("<Q", 4) + b'{"\xff"', "not valid JSON"),
         (struct.pack("<Q", 5000) + b'{"a":' * 1000, "not valid JSON"),
-        (struct.pack("<Q", 15) + b'{"a": 1,"a": 2}', "key 'a' stands twice"),
+        (struct.pack("<Q", 15) + b'{"a": 1,"a": 2}', "key 'a' is repeated"),
     ],
 )
 def test_no_header(tmp_path, content, says):

@@ -89,5 +89,5 @@ def test_a_malformed_index(tmp_path):
     index = tmp_path / "model.safetensors.index.json"
     index.write_text('{"weight_map": {"a": "x.safetensors", "a": "y.safetensors"}}')
 
-    with pytest.raises(CheckpointError, match="key 'a' stands twice"):
+    with pytest.raises(CheckpointError, match="key 'a' is repeated"):
         read_index(tmp_path)

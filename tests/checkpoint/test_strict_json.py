@@ -22,7 +22,7 @@ def test_bare_numbers():
 )
 def test_a_key_that_stands_twice(text, key):
     """A duplicate key is refused and named, also inside."""
-    with pytest.raises(JSONError, match="stands twice") as caught:
+    with pytest.raises(JSONError, match="is repeated") as caught:
         parse_object(text)
     assert caught.value.key == key
 

@@ -80,7 +80,7 @@ def test_template_arguments_without_messages(
     tiny: Tokenizer, prompt: Any, arguments: dict[str, Any]
 ):
     """What only a template reads is refused where none is used, instead of ignored."""
-    with pytest.raises(RequestError, match="only messages go through it"):
+    with pytest.raises(RequestError, match="only messages are rendered"):
         encode_prompt(tiny, prompt, vocab_size=4096, **arguments)
 
 

@@ -1,1 +1,1 @@
-"""Which families may persist prefixes: the list and the evidence of a gate."""
+"""Admission of families to the cold tier: the allowlist, and evidence of a passed gate."""

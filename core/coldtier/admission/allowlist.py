@@ -1,4 +1,4 @@
-"""Who may persist and restore: the core's list, the plugin's statement, then what was asked."""
+"""The decision to persist: the core's allowlist, the plugin's statement, then the settings."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ COLD_RESTORE_FAMILIES = frozenset(
 
 @attrs.frozen
 class PersistDecision:
-    """Whether a model's prefixes go to disk and come back.
+    """Whether a model's prefixes are written to disk and restored.
 
     Attributes:
-        persist: They do. If not, nothing is written and nothing read.
-        reason: Why, in one sentence.
+        persist: True to write and restore; False to do neither.
+        reason: The reason, in one sentence.
     """
 
     persist: bool
@@ -48,14 +48,14 @@ def decide(
     explicit: bool | None,
     evidence: EvidenceVerdict | None,
 ) -> PersistDecision:
-    """Decide for one model; what the user asks for is heard only where it is safe.
+    """Decide for one model; the user's setting counts only for a safe model.
 
     Args:
-        model_type: What config.json calls the model.
-        eligibility: What its plugin states.
-        explicit: The setting `persist_paged_cache`, wherever it came from; None if not given.
-        evidence: The verdict on the evidence of a family that the user opted in by name;
-            None for any other.
+        model_type: `model_type` of config.json.
+        eligibility: The plugin's statement.
+        explicit: The setting `persist_paged_cache` from any source; None if not given.
+        evidence: The verdict on the evidence of a family that the user opted in by name; None
+            for other families.
     """
     barred = _barred(model_type, eligibility, evidence)
     if barred is not None:
@@ -68,7 +68,7 @@ def decide(
 def _barred(
     model_type: str, eligibility: ColdEligibility, evidence: EvidenceVerdict | None
 ) -> str | None:
-    """Return why the model may not persist whatever is asked for; None if it may."""
+    """Return the reason that no setting can override; None if the model may persist."""
     listed = model_type in COLD_RESTORE_FAMILIES
     if listed or (evidence is not None and evidence.valid):
         if eligibility.eligible:
@@ -93,11 +93,12 @@ def _barred(
 
 
 def drift(listed: frozenset[str], registered: Mapping[str, ColdEligibility]) -> tuple[str, ...]:
-    """Return one sentence a disagreement between a list and what plugins state.
+    """Return one sentence for each disagreement between a list and the plugins.
 
     Args:
-        listed: Model types of the list.
-        registered: Model type -> statement, of the plugins that the list speaks of.
+        listed: Model types on the list.
+        registered: Model type -> statement of its plugin, for the plugins within the list's
+            scope.
     """
     sentences: list[str] = []
     for model_type in sorted(listed | registered.keys()):

@@ -1,4 +1,4 @@
-"""Evidence: the record of a passed restart-parity gate; a family earns cold restore by it."""
+"""Evidence: the record of a passed restart-parity gate, which admits a family to the tier."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ...structuring import strict_converter, structure
 FORMAT = "neve-evidence-v1"
 MAX_EVIDENCE_BYTES = 1 << 16
 
-_FAMILY = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,63}")  # it becomes a file's name
+_FAMILY = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,63}")  # the name becomes a file name
 _CONVERTER = strict_converter(forbid_extra_keys=True)
 
 _count = validators.ge(0)
@@ -35,14 +35,14 @@ def _iso_date(_: object, attribute: attrs.Attribute[Any], value: str) -> None:
 
 @attrs.frozen(kw_only=True)
 class Figures:
-    """What the gate measured.
+    """Measurements of the gate.
 
     Attributes:
-        prompt_tokens: Tokens of the prompts that were asked again after the restart.
-        restored_tokens: Tokens of them that came back from disk.
+        prompt_tokens: Tokens of the prompts that were submitted again after the restart.
+        restored_tokens: Prompt tokens that were restored from disk.
         hits: Objects that were restored.
         corruptions: Objects that were rejected.
-        installs: Sidecars that were installed; 0 for a family without.
+        installs: Sidecars that were installed; 0 for a family without sidecars.
         answer_tokens: Tokens of the answers, each equal to its twin computed without a tier.
     """
 
@@ -56,18 +56,18 @@ class Figures:
 
 @attrs.frozen(kw_only=True)
 class Evidence:
-    """That one version of a family's plugin passed the gate on one checkpoint.
+    """The record that one plugin version passed the gate on one checkpoint.
 
     Attributes:
         family: The family's name.
-        distribution: What brought the plugin.
-        plugin_version: Of the distribution.
-        state_version: Of the state that the plugin writes.
-        model_type: Of the checkpoint.
-        fingerprint: Of the checkpoint, in hexadecimal.
-        neve_version: Of the core that ran the gate.
-        date: When, in ISO form.
-        figures: What was measured.
+        distribution: Distribution that contains the plugin.
+        plugin_version: Version of the distribution.
+        state_version: Version of the state that the plugin writes.
+        model_type: `model_type` of the checkpoint.
+        fingerprint: Fingerprint of the checkpoint, in hexadecimal.
+        neve_version: Version of the core that ran the gate.
+        date: Date of the run, in ISO form.
+        figures: Measurements of the gate.
     """
 
     family: str = attrs.field(validator=validators.matches_re(_FAMILY))
@@ -83,11 +83,11 @@ class Evidence:
 
 @attrs.frozen
 class EvidenceVerdict:
-    """Whether evidence holds for the plugin that is installed.
+    """Whether evidence is valid for the installed plugin.
 
     Attributes:
-        valid: It does.
-        reason: Why, or why not.
+        valid: True if the evidence is valid.
+        reason: The reason for either verdict.
     """
 
     valid: bool
@@ -116,15 +116,15 @@ def _settings_dir() -> Path:
     if sys.platform == "darwin":
         return Path.home() / "Library" / "Application Support"
     named = Path(os.environ.get("XDG_CONFIG_HOME", ""))
-    # a relative path there is invalid and to be ignored
+    # the XDG specification says to ignore a relative path
     return named if named.is_absolute() else Path.home() / ".config"
 
 
 def evidence_path(directory: Path, family: str) -> Path:
-    """Return where a family's evidence lies.
+    """Return the path of a family's evidence.
 
     Raises:
-        EvidenceError: The family's name would make no plain file name.
+        EvidenceError: The family's name is no plain file name.
     """
     if _FAMILY.fullmatch(family) is None:
         raise EvidenceError(
@@ -135,10 +135,10 @@ def evidence_path(directory: Path, family: str) -> Path:
 
 
 def write_evidence(directory: Path, evidence: Evidence) -> Path:
-    """Write evidence, in the place of what there was for the family, and return its path.
+    """Write evidence in place of the family's earlier evidence, and return its path.
 
     Raises:
-        EvidenceError: It cannot be written.
+        EvidenceError: The file cannot be written.
     """
     path = evidence_path(directory, evidence.family)
     text = json.dumps({"format": FORMAT, **attrs.asdict(evidence)}, indent=2) + "\n"
@@ -151,7 +151,7 @@ def write_evidence(directory: Path, evidence: Evidence) -> Path:
 
 def _read(path: Path) -> bytes:
     try:
-        if not path.is_file():  # anything else might never end, or never begin
+        if not path.is_file():  # a read from a pipe or a device might never end
             raise EvidenceError(f"{path}: there is no such file")
         with path.open("rb") as file:
             data = file.read(MAX_EVIDENCE_BYTES + 1)
@@ -166,8 +166,8 @@ def read_evidence(path: Path) -> Evidence:
     """Read evidence.
 
     Raises:
-        EvidenceError: The file is missing, unreadable, of another format, or not exactly
-            what `write_evidence` writes.
+        EvidenceError: The file is missing, unreadable, of another format, or does not match
+            the fields of `Evidence`.
     """
     data = _read(path)
     try:
@@ -191,10 +191,10 @@ def _mismatches(evidence: Evidence, installed: dict[str, str | int]) -> list[str
 
 
 def _shortcomings(figures: Figures) -> list[str]:
-    """Say what the figures fail to show.
+    """Return the requirements that the figures fail to meet.
 
-    An answer is the same whether its prefix was restored or computed again, so that counts
-    alone prove that anything was restored.
+    A restored and a recomputed prefix give the same answer. Only the counts prove that a
+    prefix was restored.
     """
     shown = {"hits": figures.hits, "restored tokens": figures.restored_tokens}
     missing = [f"it shows no {name}" for name, count in shown.items() if count == 0]
@@ -214,17 +214,17 @@ def verify(
     state_version: int,
     model_type: str,
 ) -> EvidenceVerdict:
-    """Say whether evidence holds for a plugin as it is installed now.
+    """Return whether evidence is valid for a plugin as installed now.
 
-    Another version of the plugin is another plugin: it needs evidence of its own.
+    Another version of the plugin needs evidence of its own.
 
     Args:
-        evidence: What `read_evidence` returned.
+        evidence: Evidence from `read_evidence`.
         family: The family's name.
-        distribution: What brings it.
-        plugin_version: Of the distribution.
-        state_version: Of the state that it writes.
-        model_type: Of the checkpoint that is being loaded.
+        distribution: Distribution that contains the plugin.
+        plugin_version: Version of the distribution.
+        state_version: Version of the state that the plugin writes.
+        model_type: `model_type` of the checkpoint that is being loaded.
     """
     installed: dict[str, str | int] = {
         "family": family,

@@ -1,1 +1,1 @@
-"""Stores without a model: listings, proofs, explanations, bundles, and the handle on them."""
+"""Stores without a model: listings, verification, explanations, bundles, and the handle."""

@@ -1,10 +1,9 @@
-"""Objects on their way from one store to another: a tar file of nothing but objects.
+"""Bundles: tar files that carry objects from one store to another.
 
-Whoever made a bundle is trusted as the maker of a checkpoint is: a checksum proves that an
-object is whole, not that its numbers are the model's. All else is not trusted. A member is a
-regular file, named as an object, once; nothing of a member's header but name and size is
-looked at, and nothing is unpacked: the store writes what was verified, under a name that it
-makes itself.
+The maker of a bundle must be trusted like the maker of a checkpoint: a checksum proves that an
+object is whole, but not that its values are the model's. Nothing else is trusted. A member must
+be a regular file with an object's name, once. Only name and size of a member's header are read,
+and no member is unpacked: the store writes the verified bytes under a name of its own making.
 """
 
 from __future__ import annotations
@@ -35,11 +34,11 @@ _FILES = (tarfile.REGTYPE, tarfile.AREGTYPE)
 
 @attrs.frozen
 class ExportReport:
-    """What went into a bundle.
+    """The result of an export.
 
     Attributes:
-        num_objects: Objects in it.
-        num_bytes: Their bytes.
+        num_objects: Objects in the bundle.
+        num_bytes: Bytes of the objects.
         num_skipped: Objects that were gone or unsound.
     """
 
@@ -50,14 +49,14 @@ class ExportReport:
 
 @attrs.frozen
 class ImportReport:
-    """What came out of a bundle.
+    """The result of an import.
 
     Attributes:
         num_written: Objects that are new in the store.
-        num_bytes: Their bytes.
-        num_present: Objects that it had already.
-        num_left: Objects that it did not take, once it had refused one.
-        refusal: Why it did; None if it took all.
+        num_bytes: Bytes of the new objects.
+        num_present: Objects that the store had already.
+        num_left: Objects that were not imported, after a refusal by the store.
+        refusal: The store's refusal; None if the store took all objects.
     """
 
     num_written: int
@@ -71,15 +70,15 @@ class ImportReport:
 
 
 def export_objects(store: ColdStore, names: Sequence[ObjectName], path: Path) -> ExportReport:
-    """Write objects into a new file, in their order; it holds the prompts' token ids.
+    """Write objects into a new file, in their order; the file has the prompts' token ids.
 
     Args:
-        store: Where they are.
-        names: Which ones, ancestors before descendants.
-        path: The file; it must not exist, and does not if this fails.
+        store: Store of the objects.
+        names: Objects to export, ancestors before descendants.
+        path: The new file; a failed export leaves no file.
 
     Raises:
-        OSError: It exists or cannot be written.
+        OSError: The file exists or cannot be written.
     """
     num_objects = num_bytes = 0
     with (
@@ -126,7 +125,7 @@ def _sound_object(store: ColdStore, name: ObjectName) -> bytes | None:
 
 @attrs.frozen
 class _Member:
-    """An object's place in a bundle."""
+    """The place of an object in a bundle."""
 
     name: ObjectName
     offset: int
@@ -134,14 +133,14 @@ class _Member:
 
 
 def import_bundle(store: ColdStore, path: Path) -> ImportReport:
-    """Write a bundle's objects into a store that lacks them, in their order.
+    """Write a bundle's objects into a store, in their order.
 
-    The whole bundle is looked through before the first object is written, and each object is
-    verified before it is. A store that refuses one is not offered the rest.
+    All headers of the bundle are checked before the first object is written, and each object
+    is verified before its write. The first refusal by the store ends the import.
 
     Raises:
         BundleError: The file is no bundle, or an object in it is unsound.
-        OSError: It cannot be read, or the store cannot be written.
+        OSError: The file cannot be read, or the store cannot be written.
     """
     with interrupts.deferred(), path.open("rb") as file:
         members = _members(path, file)
@@ -151,7 +150,7 @@ def import_bundle(store: ColdStore, path: Path) -> ImportReport:
 def _import(
     store: ColdStore, path: Path, file: BinaryIO, members: Sequence[_Member]
 ) -> ImportReport:
-    # as one chain: whoever comes later in the file is evicted sooner
+    # stamped like one chain: later objects of the file are evicted first
     stamp_ns = time.time_ns()
     outcomes: list[WriteOutcome] = []
     num_bytes, refusal = 0, None
@@ -164,7 +163,7 @@ def _import(
             break
         outcomes.append(outcome)
         num_bytes += len(data) if outcome is WriteOutcome.WRITTEN else 0
-    # those that were there before must not be older than their descendants
+    # objects that were present before must not be older than their descendants
     store.touch([member.name for member in members[: len(outcomes)]], stamp_ns)
     return ImportReport(
         num_written=outcomes.count(WriteOutcome.WRITTEN),
@@ -191,18 +190,17 @@ def _members(path: Path, file: BinaryIO) -> list[_Member]:
     names: set[ObjectName] = set()
     for member in members:
         if member.name in names:
-            raise BundleError(path, f"{member.name.file_name} is in it twice")
+            raise BundleError(path, f"{member.name.file_name} is in the bundle twice")
         names.add(member.name)
     if not members:
-        raise BundleError(path, "it has no objects: `neve cache export` makes a bundle")
+        raise BundleError(path, "no object is in it: `neve cache export` makes a bundle")
     return members
 
 
 def _walk(path: Path, file: BinaryIO) -> Iterator[_Member]:
-    """Find each member, by its header alone; extensions of the format are refused.
+    """Find each member from its header alone; extensions of the tar format are refused.
 
-    So no header can make us read more than one block of 512 bytes, and no name is longer
-    than a header has place for.
+    So a header is always one block of 512 bytes, and a name never exceeds the header's field.
     """
     end = os.fstat(file.fileno()).st_size
     offset = 0
@@ -215,7 +213,7 @@ def _walk(path: Path, file: BinaryIO) -> Iterator[_Member]:
 
 
 def _header_at(path: Path, file: BinaryIO, offset: int) -> tarfile.TarInfo | None:
-    """Return a member's header, None at the end of the archive."""
+    """Return a member's header; None at the end of the archive."""
     file.seek(offset)
     block = file.read(_BLOCK)
     if block == bytes(_BLOCK):
@@ -223,13 +221,13 @@ def _header_at(path: Path, file: BinaryIO, offset: int) -> tarfile.TarInfo | Non
     try:
         return tarfile.TarInfo.frombuf(block, "ascii", "replace")
     except tarfile.HeaderError as error:
-        raise BundleError(path, f"it is no bundle: {error} at byte {offset}") from error
+        raise BundleError(path, f"the file is no bundle: {error} at byte {offset}") from error
 
 
 def _member(path: Path, header: tarfile.TarInfo, offset: int) -> _Member:
     name = ObjectName.parse(header.name) if header.type in _FILES else None
     if name is None:
-        raise BundleError(path, f"it may hold cold objects only, not {header.name[:100]!r}")
+        raise BundleError(path, f"members must be cold objects, got {header.name[:100]!r}")
     if not 0 < header.size <= MAX_OBJECT_BYTES:
         raise BundleError(
             path,

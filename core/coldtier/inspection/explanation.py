@@ -1,4 +1,4 @@
-"""Which blocks of a prompt a store would give back, and why the first miss misses."""
+"""The blocks of a prompt that a store could restore, and the cause of the first miss."""
 
 from __future__ import annotations
 
@@ -25,16 +25,18 @@ REASONS = {
         "block size, or another version of the family"
     ),
     "salt": (
-        "under this salt nothing was written that begins so, or it was evicted; what other "
-        "salts wrote is not looked at"
+        "under this salt no prompt with this start was written, or the objects were evicted; "
+        "objects of other salts are not looked up"
     ),
-    "no_block": "nothing that begins so was written, or it was evicted",
-    "no_continuation": "what was written diverges from the prompt here, or its end was evicted",
-    "hole": "later blocks are there: this one was evicted or removed",
-    "unsound": "an object is damaged; `neve cache verify` says how",
-    "no_sidecar": "the blocks are there, but no state that belongs behind one of them",
+    "no_block": "no prompt with this start was written, or the objects were evicted",
+    "no_continuation": (
+        "stored prompts diverge from this prompt here, or later blocks were evicted"
+    ),
+    "hole": "later blocks are in the store, but this block was evicted or removed",
+    "unsound": "an object is damaged; `neve cache verify` names the fault",
+    "no_sidecar": "the blocks are in the store, but no sidecar at the end of any of them",
 }
-"""Cause of a miss -> what it means."""
+"""Miss cause -> its explanation."""
 
 
 @attrs.frozen
@@ -48,15 +50,15 @@ class BlockRange:
 
 @attrs.frozen
 class Explanation:
-    """What a store has of a prompt.
+    """The part of a prompt that a store could restore.
 
     Attributes:
         num_tokens: Tokens of the prompt.
         block_size: Tokens of a block.
-        num_blocks: Whole blocks that could come back: all before the last token.
-        ranges: Which of them are there, in order.
-        restorable_blocks: How many would come back.
-        cause: Why the next one would not, a key of `REASONS`; None if all would.
+        num_blocks: Whole blocks that a restore could return: all before the last token.
+        ranges: Presence of the blocks, in order.
+        restorable_blocks: Number of blocks that a restore would return.
+        cause: Miss cause of the next block, a key of `REASONS`; None if there is no miss.
     """
 
     num_tokens: int
@@ -68,25 +70,25 @@ class Explanation:
 
     @property
     def first_missing(self) -> int | None:
-        """The first block that would not come back; None if all would."""
+        """Index of the first block that a restore would miss; None without a miss."""
         return None if self.cause is None else self.restorable_blocks
 
     @property
     def reason(self) -> str | None:
-        """The cause in one sentence."""
+        """The miss cause explained in one sentence."""
         return None if self.cause is None else REASONS[self.cause]
 
 
 @attrs.frozen(kw_only=True, eq=False)
 class Prefix:
-    """A prompt as a model would look it up.
+    """A prompt, with everything that its object names depend on.
 
     Attributes:
-        tokens: Its tokens.
-        fingerprint: Of the model.
+        tokens: The prompt's tokens.
+        fingerprint: Fingerprint of the model.
         block_size: Tokens of a block.
-        policy: Of a family with state outside its blocks.
-        salt: Sharing domain.
+        policy: Policy of the family's sidecars; None for a family without sidecars.
+        salt: Sharing domain of the prompt.
     """
 
     tokens: Sequence[int]
@@ -96,17 +98,17 @@ class Prefix:
     salt: SaltDomain = SHARED_DOMAIN
 
     def chain(self, num_blocks: int) -> ColdChain:
-        """Return the names of its first blocks."""
+        """Return a chain with the names of the prompt's first blocks."""
         chain = ColdChain(self.fingerprint, self.block_size, self.salt)
         chain.extend(self.tokens, num_blocks)
         return chain
 
 
 def explain(store: ColdStore, prefix: Prefix) -> Explanation:
-    """Return which blocks of a prompt would come back, and why not more.
+    """Return the blocks of a prompt that a restore would return, and the miss cause.
 
-    Reads and verifies what would; removes nothing. What a model in memory would add, and
-    whether it would rather compute than read, is not known here.
+    The objects are read and verified, and none is removed. The answer covers neither blocks
+    in a model's memory, nor an engine's choice to prefill where a restore would be slower.
     """
     limit = max(0, len(prefix.tokens) - 1) // prefix.block_size
     chain = prefix.chain(limit)
@@ -146,7 +148,7 @@ def _is_sound(store: ColdStore, name: ObjectName) -> bool:
 
 
 def _reach(store: ColdStore, chain: ColdChain, plan: RestorePlan) -> int:
-    """Return how many blocks of a plan would come back, its objects read."""
+    """Return the number of a plan's blocks that are sound and backed."""
     sound = 0
     while sound < plan.end and _is_sound(store, chain.blocks[sound]):
         sound += 1
@@ -171,7 +173,7 @@ def _cause(
 
 
 def _cause_of_nothing(store: ColdStore, fingerprint: Fingerprint) -> str | None:
-    """Return why a store has nothing of a model, None if it has something."""
+    """Return the miss cause if a store has no object of a model; None if it has one."""
     models = {entry.model for entry in list_entries(store)}
     if fingerprint in models:
         return None

@@ -1,4 +1,4 @@
-"""The user's handle on a store, without a model."""
+"""A user's handle on a store; no model is loaded."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .verification import Verification, verify_store
 
 
 def limits_of(settings: ColdSettings) -> StoreLimits:
-    """Return what the settings allow a store."""
+    """Return the store's limits from the settings."""
     return StoreLimits(
         quota_bytes=_gib(settings.cold_quota_gb),
         min_free_bytes=_gib(settings.cold_min_free_gb),
@@ -41,25 +41,25 @@ def _gib(gigabytes: float | None) -> int | None:
 def cold_store(
     path: str | Path | None = None, *, settings: Settings | None = None, create: bool = False
 ) -> ColdStoreHandle:
-    """Open the store of cold objects; engines may use it at the same time.
+    """Open the store of cold objects; engines may use the store at the same time.
 
     Args:
-        path: The folder in which it lies, as the setting `cold_cache_dir`, or the store
-            itself; None means what the settings say.
-        settings: Settings; the environment and the defaults stand behind them, as in `load`.
-        create: Make it if there is none.
+        path: The parent folder of the store, as the setting `cold_cache_dir`, or the store's
+            own folder; None means the folder of the settings.
+        settings: Settings; environment and defaults complete them, as in `load`.
+        create: Create a missing store.
 
     Raises:
         RequestError: An argument is of the wrong type.
         SettingsError: An impossible setting.
-        StoreUnavailableError: There is none, or it cannot be used.
+        StoreUnavailableError: The store does not exist, or cannot be used.
     """
     given = {} if path is None else {"cold_cache_dir": str(path_argument("path", path))}
     create = flag("create", create)
     cold = resolve(settings, given).settings.cold
     root = _root(cold.cold_cache_dir)
     if not create and _is_missing(root / MARKER):
-        raise StoreUnavailableError(f"{root} does not exist, or nothing was written there yet")
+        raise StoreUnavailableError(f"{root} does not exist, or contains no store yet")
     return ColdStoreHandle(ColdStore.open(root, limits_of(cold), Counters()))
 
 
@@ -70,7 +70,7 @@ def _root(folder: str | None) -> Path:
 
 
 def _is_missing(path: Path) -> bool:
-    """Return whether there is nothing; of what may not be looked at, opening says why."""
+    """Return whether a path does not exist; other faults are reported when it is opened."""
     try:
         os.lstat(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -81,15 +81,15 @@ def _is_missing(path: Path) -> bool:
 
 
 class ColdStoreHandle:
-    """A store: list, verify, prune, clear, carry elsewhere. No model is needed.
+    """A store to list, verify, prune, clear, export and import, without a model.
 
-    Whoever removes objects that an engine uses costs it a prefill, nothing else. Use it as a
-    context manager, or call `close`. All methods that change the store may raise `OSError`, and
-    all refuse an argument of the wrong type with a `RequestError`.
+    Removing objects that an engine uses costs the engine a prefill, nothing else. Use the
+    handle as a context manager, or call `close`. All methods that change the store may raise
+    `OSError`, and all refuse an argument of the wrong type with a `RequestError`.
 
     Attributes:
         root: The store's folder.
-        quota_bytes: What its objects may take together.
+        quota_bytes: Bound on the bytes of all objects together.
     """
 
     def __init__(self, store: ColdStore) -> None:
@@ -101,18 +101,18 @@ class ColdStoreHandle:
         """Return the objects, the most recently used first.
 
         Args:
-            model: How the fingerprint of the one model begins whose objects are meant, in
-                hexadecimal; None means all objects.
+            model: First hexadecimal digits of a model's fingerprint, to return the objects of
+                this one model; None means all objects.
 
         Raises:
-            UnknownModelError: No model's fingerprint begins so, or those of several do.
+            UnknownModelError: No fingerprint in the store begins so, or several do.
         """
         model = optional_text("model", model)
         entries = list_entries(self._store)
         return entries if model is None else entries_of(entries, model)
 
     def stats(self) -> StoreStats:
-        """Return what the store adds up to."""
+        """Return the store's totals."""
         return survey(self._store)
 
     def verify(
@@ -122,7 +122,7 @@ class ColdStoreHandle:
         prune: bool = False,
         progress: Callable[[int, int], None] | None = None,
     ) -> Verification:
-        """Read every object and prove that it is whole; see `verify_store`."""
+        """Read every object and verify that the object is whole; see `verify_store`."""
         return verify_store(
             self._store,
             jobs=None if jobs is None else integer("jobs", jobs, 1),
@@ -131,25 +131,25 @@ class ColdStoreHandle:
         )
 
     def explain(self, prefix: Prefix) -> Explanation:
-        """Return which blocks of a prompt would come back, and why not more."""
+        """Return the blocks of a prompt that a restore would return, and the miss cause."""
         return explain(self._store, _prefix(prefix))
 
     def prune(self, target_bytes: int, *, dry_run: bool = False) -> list[ObjectInfo]:
-        """Remove objects until the rest has so many bytes; see `ColdStore.prune`.
+        """Remove objects until the others have at most `target_bytes` bytes.
 
         Args:
-            target_bytes: What may stay.
-            dry_run: Only say which would go.
+            target_bytes: Bytes that may stay; see `ColdStore.prune` for the order.
+            dry_run: Remove nothing; only return the candidates.
 
         Returns:
-            The objects that went.
+            The removed objects, or the candidates.
         """
         return self._store.prune(
             integer("target_bytes", target_bytes, 0), dry_run=flag("dry_run", dry_run)
         )
 
     def clear(self, model: str | None = None) -> int:
-        """Remove all objects, or those of one model, and return how many.
+        """Remove all objects, or the objects of one model, and return their number.
 
         Args:
             model: As in `objects`.
@@ -162,7 +162,7 @@ class ColdStoreHandle:
         return self._store.remove([entry.name for entry in self.objects(model)])
 
     def stored_prefix(self, prefix: Prefix) -> list[ObjectName]:
-        """Return the objects of a prompt, up to the first block that is not there."""
+        """Return the objects of a prompt, up to the first missing block."""
         return stored_prefix(self._store, _prefix(prefix))
 
     def export(
@@ -170,27 +170,27 @@ class ColdStoreHandle:
     ) -> ExportReport:
         """Write objects into a new bundle, for another store to import.
 
-        A bundle holds the token ids of prompts: whoever has it can read them.
+        A bundle contains the token ids of prompts in readable form.
 
         Args:
             file: The bundle; it must not exist yet.
-            objects: What to write, as `stored_prefix` or `objects` returns it.
+            objects: Objects to write, as returned by `stored_prefix` or `objects`.
         """
         return export_objects(self._store, _names(objects), path_argument("file", file))
 
     def import_bundle(self, file: str | Path) -> ImportReport:
-        """Take over the objects of a bundle, within the quota.
+        """Import the objects of a bundle, within the quota.
 
-        Trust its maker as that of a checkpoint: a bundle can say what a prefix means to a
-        model.
+        Trust a bundle's maker like a checkpoint's maker: a bundle decides the state that a
+        model restores for a prefix.
 
         Raises:
-            BundleError: It is none, or not whole.
+            BundleError: The file is no bundle, or not whole.
         """
         return import_bundle(self._store, path_argument("file", file))
 
     def close(self) -> None:
-        """Let go of the store."""
+        """Close the store."""
         self._store.close()
 
     def __enter__(self) -> Self:

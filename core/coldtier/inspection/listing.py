@@ -1,7 +1,7 @@
-"""What a store holds, for whoever has no model: a listing, and what it adds up to.
+"""Listings and totals of a store, without a model.
 
-A listing believes what objects say of themselves, which costs a look at each one's first
-bytes; `verification` believes nothing.
+A listing trusts each object's own metadata, and reads only the first bytes of an object.
+`verification` trusts no object.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _COUNT = re.compile("[1-9][0-9]{0,8}")
 
 @attrs.frozen
 class ObjectEntry:
-    """One object, as it describes itself.
+    """One object, by its own description.
 
     Attributes:
-        name: Its name.
-        num_bytes: Its size.
-        used_ns: Its last use.
-        model: Fingerprint of its model; None if its header cannot be read.
+        name: The object's name.
+        num_bytes: The object's size.
+        used_ns: The object's last use.
+        model: Fingerprint of the object's model; None if the header cannot be read.
         num_tokens: Tokens of a KV block; None for any other object.
     """
 
@@ -47,7 +47,7 @@ class ObjectEntry:
 
 @attrs.frozen
 class Amount:
-    """How many objects, and how large they are together."""
+    """Number and total bytes of objects."""
 
     num_objects: int
     num_bytes: int
@@ -55,16 +55,16 @@ class Amount:
 
 @attrs.frozen
 class StoreStats:
-    """What a store adds up to.
+    """Totals of a store.
 
     Attributes:
-        root: Its folder.
-        usage: What it takes, and what it may.
-        groups: What each group has.
-        models: What each model has, the largest first; None stands for objects whose header
-            cannot be read.
-        oldest_ns: The last use of the object that goes first; None for an empty store.
-        newest_ns: The last use of the one that goes last.
+        root: The store's folder.
+        usage: Usage and limits of the store.
+        groups: Objects of each group.
+        models: Objects of each model, the largest total first; None stands for objects with
+            an unreadable header.
+        oldest_ns: Last use of the least recently used object; None for an empty store.
+        newest_ns: Last use of the most recently used object; None for an empty store.
     """
 
     root: Path
@@ -82,7 +82,7 @@ def list_entries(store: ColdStore) -> list[ObjectEntry]:
 
 
 def _entry(store: ColdStore, info: ObjectInfo) -> ObjectEntry | None:
-    """Return an object's entry, None if it has gone meanwhile."""
+    """Return an object's entry; None if the object has disappeared."""
     stored = store.read(info.name, HEAD_BYTES)
     if stored is None and not store.probe(info.name):
         return None
@@ -100,10 +100,10 @@ def _entry(store: ColdStore, info: ObjectInfo) -> ObjectEntry | None:
 
 
 def survey(store: ColdStore) -> StoreStats:
-    """Return what a store adds up to.
+    """Return a store's totals.
 
     Raises:
-        OSError: The file system does not say.
+        OSError: The file system's facts cannot be read.
     """
     entries = list_entries(store)
     models = amounts(entries, lambda entry: entry.model)
@@ -120,7 +120,7 @@ def survey(store: ColdStore) -> StoreStats:
 def amounts(
     entries: Iterable[ObjectEntry], kind: Callable[[ObjectEntry], T]
 ) -> dict[T, Amount]:
-    """Return what the objects of each kind amount to."""
+    """Return number and bytes of the objects of each kind."""
     found: dict[T, Amount] = {}
     for entry in entries:
         known = found.get(kind(entry), Amount(0, 0))
@@ -132,18 +132,18 @@ def entries_of(entries: Sequence[ObjectEntry], prefix: str) -> list[ObjectEntry]
     """Return the objects of the one model whose fingerprint begins with `prefix`.
 
     Args:
-        entries: What `list_entries` returned.
+        entries: Entries from `list_entries`.
         prefix: Hexadecimal digits.
 
     Raises:
-        UnknownModelError: No model's does, or those of several.
+        UnknownModelError: No fingerprint begins so, or several do.
     """
     models = {entry.model.hex(): entry.model for entry in entries if entry.model is not None}
     wanted = prefix.lower()
     found = [model for digits, model in models.items() if wanted and digits.startswith(wanted)]
     if len(found) != 1:
         raise UnknownModelError(
-            f"{prefix!r} must begin the fingerprint of one model of the store, and begins "
-            f"{len(found)} (known: {', '.join(d[:16] for d in sorted(models)) or 'none'})"
+            f"{prefix!r} must begin the fingerprint of exactly one model of the store, but "
+            f"{len(found)} begin so (known: {', '.join(d[:16] for d in sorted(models)) or 'none'})"
         )
     return [entry for entry in entries if entry.model == found[0]]

@@ -1,4 +1,4 @@
-"""Proving every object of a store, without knowing the models that they belong to."""
+"""Verification of every object of a store, without the objects' models."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from ..store.index import ObjectInfo
 from ..store.store import ColdStore
 
 MAX_OBJECT_BYTES = 2 << 30
-"""No object is larger: no layout of a real model comes near."""
+"""Bound on the bytes of an object, far above the layout of any real model."""
 
 MAX_JOBS = 8
-"""Threads that are used unless more are asked for: each holds one object in memory."""
+"""Default bound on threads, as each thread holds one object in memory."""
 
 
 @attrs.frozen
 class UnsoundObject:
-    """An object that no reader would accept.
+    """An object that every reader would reject.
 
     Attributes:
-        name: Its name.
-        num_bytes: Its size.
+        name: The object's name.
+        num_bytes: The object's size.
         cause: As in `ObjectRejectedError`, or `unreadable`.
-        reason: The same in one sentence.
-        removed: Whether it was removed.
+        reason: The cause in one sentence.
+        removed: Whether the object was removed.
     """
 
     name: ObjectName
@@ -43,12 +43,12 @@ class UnsoundObject:
 
 @attrs.frozen
 class Verification:
-    """What was looked at, and what was wrong.
+    """The result of a verification.
 
     Attributes:
         num_objects: Objects that were read.
-        num_bytes: Their bytes.
-        unsound: Those that are not what they should be.
+        num_bytes: Bytes of the objects that were read.
+        unsound: Objects that failed the verification.
     """
 
     num_objects: int
@@ -65,13 +65,13 @@ def verify_store(
 ) -> Verification:
     """Read every object in full and verify its checksum and its own claims.
 
-    Objects that go meanwhile are passed over.
+    Objects that disappear meanwhile are passed over.
 
     Args:
-        store: The store; others may use it at the same time.
+        store: The store; other processes may use the store at the same time.
         jobs: Threads; None means one a processor, at most `MAX_JOBS`.
-        prune: Remove what is unsound.
-        progress: Is told how many bytes are done, and of how many.
+        prune: Remove unsound objects.
+        progress: Called with the bytes done and the total bytes.
     """
     infos = store.objects()
     total, done, num_objects, num_bytes = sum(info.num_bytes for info in infos), 0, 0, 0
@@ -86,7 +86,7 @@ def verify_store(
             unsound += [] if fault is None else [fault]
             if progress is not None:
                 progress(done, total)
-    finally:  # an interrupted user does not wait for the rest
+    finally:  # an interrupt must not wait for the remaining objects
         pool.shutdown(cancel_futures=True)
     return Verification(num_objects, num_bytes, tuple(unsound))
 
@@ -94,8 +94,8 @@ def verify_store(
 def verify_one(
     store: ColdStore, info: ObjectInfo, *, prune: bool = False
 ) -> tuple[bool, UnsoundObject | None]:
-    """Return whether an object is there, and what is wrong with it, if anything."""
-    # not `info.num_bytes`: a whole object may have taken the place of a torn one meanwhile
+    """Return whether an object exists, and its fault; None for a sound object."""
+    # not `info.num_bytes`: a whole object may have replaced a torn one since the listing
     stored = store.read(info.name, MAX_OBJECT_BYTES)
     if stored is None:
         return _unreadable(store, info, prune=prune)
@@ -113,5 +113,5 @@ def _unreadable(
     if not store.probe(info.name):
         return False, None
     removed = prune and store.remove([info.name]) == 1
-    reason = "its file is there and cannot be read"
+    reason = "the file exists but cannot be read"
     return True, UnsoundObject(info.name, info.num_bytes, "unreadable", reason, removed)

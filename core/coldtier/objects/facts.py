@@ -60,17 +60,17 @@ class ObjectFacts:
 def _unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     unique = dict(pairs)
     if len(unique) != len(pairs):
-        raise ValueError("a key of its header stands twice")
+        raise ValueError("a key of the header is repeated")
     return unique
 
 
 def _parse_json(raw: bytes) -> dict[str, Any]:
     if not raw.startswith(b"{"):
-        raise ValueError("its header is no JSON object")
+        raise ValueError("the header is no JSON object")
     try:
         return json.loads(raw, object_pairs_hook=_unique)
     except RecursionError as error:
-        raise ValueError("its header nests too deeply") from error
+        raise ValueError("the header nests too deeply") from error
 
 
 def _parse_tensor(name: str, raw: Any) -> TensorSpec:
@@ -90,13 +90,13 @@ def _check_metadata(metadata: Any) -> None:
     if missing:
         raise ValueError(f"{METADATA} lacks {', '.join(missing)}")
     if metadata["abi"] != ABI:
-        raise ValueError(f"its format must be {ABI!r}, not {metadata['abi'][:40]!r}")
+        raise ValueError(f"the format must be {ABI!r}, not {metadata['abi'][:40]!r}")
 
 
 def _parse_digest(metadata: Mapping[str, str], name: str) -> bytes:
     digest = bytes.fromhex(metadata[name])
     if len(digest) != KEY_BYTES:
-        raise ValueError(f"its {name} must have {KEY_BYTES} bytes, not {len(digest)}")
+        raise ValueError(f"{name} must have {KEY_BYTES} bytes, not {len(digest)}")
     return digest
 
 
@@ -127,7 +127,7 @@ def _check_canonical(header: bytes, facts: ObjectFacts) -> None:
     before, rest = template.around_checksum(facts.name, facts.fingerprint, digits(facts.after))
     checksum = header[len(before) : len(before) + DIGITS]
     if header != before + checksum + rest:
-        raise ValueError("its header is not as neve writes it")
+        raise ValueError("the header is not as neve writes it")
 
 
 def _read_header(data: memoryview) -> ObjectFacts:
@@ -136,7 +136,7 @@ def _read_header(data: memoryview) -> ObjectFacts:
         raise ValueError(f"a header takes at most {MAX_HEADER_BYTES} bytes, not {length}")
     header = bytes(data[: LENGTH_BYTES + length])
     if len(header) < LENGTH_BYTES + length:
-        raise ValueError(f"{len(header)} bytes are too few for its header")
+        raise ValueError(f"{len(header)} bytes are too few for the header")
     facts = _parse_header(header[LENGTH_BYTES:])
     _check_canonical(header, facts)
     return facts

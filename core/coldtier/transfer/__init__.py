@@ -1,1 +1,1 @@
-"""Between memory and disk: walks along a chain, reads, captures, writes."""
+"""Transfer between memory and disk: walks along a chain, reads, captures, writes."""

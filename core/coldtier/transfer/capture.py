@@ -1,4 +1,4 @@
-"""The walk behind a turn: what it computed is written, head first, within a budget."""
+"""The capture of a request's blocks: a walk from the head, within a budget."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..objects.keys import ColdChain, ObjectName
 from .writer import WriteJob
 
 STAMP_STEP_NS = 1000
-"""How much older than its parent a block is made, so that leaves are evicted first."""
+"""How much older than its parent a block is stamped, so that leaves are evicted first."""
 
 Pages: TypeAlias = list[memoryview]
 """Bytes of one block: keys and values of each layer in turn."""
@@ -30,18 +30,18 @@ class StopReason(enum.Enum):
 
 
 class BlockSource(Protocol):
-    """Where a turn's blocks are read."""
+    """Access to the bytes of a request's blocks."""
 
     def read(self, first: int, count: int) -> list[Pages]:
         """Return the bytes of blocks `[first, first + count)` of the chain.
 
-        Fewer if memory does not hold them any more; nothing after the first that is gone.
+        Fewer blocks if memory has lost one: the blocks before the first lost block.
         """
         ...
 
 
 class Index(Protocol):
-    """What a capture asks of a store."""
+    """The store's index, as a capture uses it."""
 
     def contains(self, name: ObjectName) -> bool:
         """Return whether an object is on disk; no I/O."""
@@ -49,26 +49,26 @@ class Index(Protocol):
 
 
 class Queue(Protocol):
-    """What a capture asks of the writer."""
+    """The writer's queue, as a capture uses it."""
 
     @property
     def free_slots(self) -> int:
-        """Objects that an offer would take now."""
+        """Objects that an offer would enqueue now."""
         ...
 
     def offer(self, job: WriteJob) -> bool:
-        """Give an object to the writer, or drop it."""
+        """Enqueue an object for the writer, or drop the object."""
         ...
 
 
 @attrs.frozen(eq=False)
 class StateOffer:
-    """State at a boundary, ready to be written.
+    """A snapshot at a boundary, ready to be written as a sidecar.
 
     Attributes:
         num_blocks: The boundary, in blocks.
-        layout: What it looks like.
-        payload: Returns its tensors; called if they are to be written.
+        layout: The sidecar's layout.
+        payload: Returns the sidecar's tensors; called only if they are to be written.
     """
 
     num_blocks: int
@@ -78,11 +78,11 @@ class StateOffer:
 
 @attrs.frozen
 class CaptureBudget:
-    """What one turn may cost.
+    """The bounds on one request's capture.
 
     Attributes:
-        num_blocks: Blocks written; walking over persisted ones is free.
-        seconds: Time that the walk takes from the engine thread.
+        num_blocks: Blocks to write; persisted blocks along the walk are free.
+        seconds: Time of the engine thread.
     """
 
     num_blocks: int
@@ -91,23 +91,23 @@ class CaptureBudget:
 
 @attrs.define(eq=False)
 class Capture:
-    """One turn's walk. It goes on in small portions, between two steps.
+    """The walk behind one request, advanced in small portions between steps.
 
-    A walk stops at the first block that it cannot write. To skip it would gain nothing: a
-    restore stops at the first hole too.
+    A walk stops at the first block that cannot be written. Later blocks would be useless,
+    because a restore stops at the first hole.
 
     Attributes:
         chain: Names of the sequence's blocks and states.
-        names: Names of the turn's blocks, first block first.
-        source: Where the blocks are read.
-        encode: Makes a block's file, given its index and pages.
-        budget: What the walk may cost.
-        stamp_ns: Clock value of the turn's use of the chain.
-        refusals: Objects that the store had refused when the walk began.
-        written: Blocks that were handed to the writer.
-        already: Blocks that were on disk before.
+        names: Names of the request's blocks, in chain order.
+        source: Access to the bytes of the blocks.
+        encode: Makes a block's file from its index and pages.
+        budget: Bounds of the walk.
+        stamp_ns: Time of the request's use of the chain.
+        refusals: Objects that the store had refused before the walk began.
+        written: Blocks that were given to the writer.
+        already: Blocks that were already on disk.
         spent_s: Time that counts towards the budget.
-        stop: Why it ended; None while it goes on.
+        stop: Why the walk ended; None while the walk goes on.
     """
 
     chain: ColdChain
@@ -124,13 +124,13 @@ class Capture:
 
     @property
     def reach(self) -> int:
-        """Leading blocks that are on disk or on their way there."""
+        """Leading blocks that are on disk or in the writer's queue."""
         return self.written + self.already
 
     def advance(self, index: Index, queue: Queue, max_blocks: int) -> None:
-        """Hand up to `max_blocks` blocks to the writer, as far as its queue has room.
+        """Give up to `max_blocks` blocks to the writer, limited by the room in its queue.
 
-        Nothing is read that could not be offered at once, nor after the deadline.
+        No block is read without room in the queue, or after the deadline.
         """
         self._skip_persisted(index)
         if self.stop is None and self.spent_s >= self.budget.seconds:
@@ -156,7 +156,7 @@ class Capture:
         self._skip_persisted(index)
 
     def _skip_persisted(self, index: Index) -> None:
-        """Walk to the next block that is not on disk; stop at the end or out of budget."""
+        """Advance to the next block that is not on disk; stop at the end or out of budget."""
         while self.reach < len(self.names) and index.contains(self.names[self.reach]):
             self.already += 1
         if self.reach == len(self.names):
@@ -165,7 +165,7 @@ class Capture:
             self.stop = StopReason.BUDGET
 
     def _run_length(self, index: Index, most: int) -> int:
-        """Return how many of the next blocks are to be written, before one that is not."""
+        """Return the number of consecutive blocks to write next, at most `most`."""
         most = min(most, self.budget.num_blocks - self.written, len(self.names) - self.reach)
         count = 0
         while count < most and not index.contains(self.names[self.reach + count]):

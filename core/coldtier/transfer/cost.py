@@ -1,4 +1,4 @@
-"""Is reading faster than computing again? Answered from what both took lately."""
+"""The cost of a restore against a prefill, predicted from recent measurements."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 import attrs
 
 RESTORE_OVERHEAD_US = 2000.0
-"""What a restore takes beside its bytes: the queue, the first seek, the bookkeeping."""
+"""Cost of a restore beside its bytes: queue, first seek, bookkeeping."""
 
 MIN_SPILL_BLOCKS = 64
 
@@ -17,7 +17,7 @@ _FORGIVENESS = 0.9
 
 @attrs.define
 class Rate:
-    """Microseconds a unit, the last measurements counting most; None before the first."""
+    """Microseconds a unit, weighted towards recent measurements; None before the first."""
 
     _units: float = 0.0
     _us: float = 0.0
@@ -28,18 +28,18 @@ class Rate:
         return self._us / self._units if self._units else None
 
     def record(self, units: float, us: float) -> None:
-        """Take a measurement in; older ones fade."""
+        """Add a measurement; older measurements fade."""
         self._units = _MEMORY * self._units + units
         self._us = _MEMORY * self._us + us
 
     def forgive(self) -> None:
-        """Make the rate a little better, so that one that nobody measures is tried again."""
+        """Lower the rate a little, so that an unmeasured path is tried again."""
         self._us *= _FORGIVENESS
 
 
 @attrs.define
 class CostModel:
-    """What restoring and prefilling took, and what they would take.
+    """Measured and predicted times of restores and prefills.
 
     Attributes:
         block_bytes: Bytes of a block's tensors.
@@ -70,10 +70,10 @@ class CostModel:
         return None if rate is None else math.ceil(num_tokens * rate)
 
     def restore_pays(self, num_blocks: int, num_tokens: int, state_bytes: int = 0) -> bool:
-        """Return whether to restore rather than to compute; yes until both are measured.
+        """Return whether a restore beats a prefill; True until both are measured.
 
-        A refusal fades: without a restore there is no new measurement, and one slow read
-        must not close the tier for good.
+        Each refusal lowers the measured rate: a refused restore gives no new measurement, and
+        one slow read must not close the tier for good.
         """
         restore = self.restore_us(num_blocks, state_bytes)
         recompute = self.recompute_us(num_tokens)
@@ -83,9 +83,9 @@ class CostModel:
         return False
 
     def spill_pays(self, num_blocks: int, num_tokens: int) -> bool:
-        """Return whether a preempted turn's prefix is better written than computed again.
+        """Return whether spilling a preempted request's prefix beats a later prefill.
 
-        Only for long prefixes, on measurements of both sides, and by a margin of a fifth.
+        True only for long prefixes, with both sides measured, and by a margin of a fifth.
         """
         restore, recompute = self.restore_us(num_blocks), self.recompute_us(num_tokens)
         if num_blocks < MIN_SPILL_BLOCKS or restore is None or recompute is None:

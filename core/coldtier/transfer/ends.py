@@ -1,4 +1,4 @@
-"""Where walks of this process ended, and why: the cause of the next miss there."""
+"""The ends of this process's captures, which explain later misses there."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class Ends:
         self._ends: OrderedDict[ColdKey, str] = OrderedDict()
 
     def cause(self, key: ColdKey) -> str | None:
-        """Return why a walk ended before a block; None if none did, as far as is known."""
+        """Return why a walk ended before a block; None without a known end there."""
         return self._ends.get(key)
 
     def remember(self, capture: Capture) -> None:
-        """Note why there is no more of a chain; where it goes on now is no end any longer."""
+        """Record why a walk ended; earlier ends along the walk are forgotten."""
         cause, reach = _CAUSES.get(capture.stop), capture.reach
-        # what the store has refused was handed to the writer before, and counts as reached
+        # blocks that the store refused had been given to the writer, and count as reached
         first = 0 if capture.stop is StopReason.REFUSED else reach
         for index, name in enumerate(capture.names[: reach + 1]):
             self._ends.pop(name.key, None)

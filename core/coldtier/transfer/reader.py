@@ -1,4 +1,4 @@
-"""The threads that read: objects of one restore after the other, checked."""
+"""The reader threads: objects of one restore after the other, verified."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from .ticket import STATE, Payload, ReadRequest, Ticket
 MAX_THREADS = 4
 
 PORTION_BLOCKS = 8
-"""Blocks that the engine thread takes at once when nothing else runs: a few large portions
-cost less than many small ones."""
+"""Blocks that the engine thread takes at once while no step runs: a few large portions cost
+less than many small ones."""
 
 
 class ObjectSource(Protocol):
-    """What the reader needs of a store."""
+    """The store, as the reader uses it."""
 
     def read(self, name: ObjectName, max_bytes: int) -> StoredObject | None:
-        """Return an object's bytes, None if there is none."""
+        """Return an object's bytes; None if there is no such object."""
         ...
 
     def reject(self, name: ObjectName, identity: tuple[int, int]) -> bool:
-        """Remove an unsound object and count it."""
+        """Remove an unsound object and count the corruption."""
         ...
 
 
 def read_object(source: ObjectSource, request: ReadRequest) -> Payload | str:
-    """Return an object's payload, or the cause of the miss.
+    """Return an object's payload, or the miss cause.
 
-    Whatever was opened and is unsound is removed and counted, once.
+    An object that was opened and found unsound is removed and counted, once.
     """
     stored = source.read(request.name, request.max_bytes)
     if stored is None:
@@ -48,25 +48,25 @@ def read_object(source: ObjectSource, request: ReadRequest) -> Payload | str:
 
 
 class ColdReader:
-    """Reads for all restores of a model, on threads of its own.
+    """Reads the objects of all restores of a model, on threads of its own.
 
-    Reading and hashing an object run without the interpreter's lock, so that threads add up.
-    Errors of the disk are misses. The engine thread polls with `take`.
+    Reading and hashing run without the interpreter's lock, so more threads read faster.
+    Disk errors are misses. The engine thread polls with `take`.
     """
 
     def __init__(self, source: ObjectSource, num_threads: int | None = None) -> None:
         """Start the threads.
 
         Args:
-            source: Where objects are read.
-            num_threads: How many at once; None means one a processor, 2 to `MAX_THREADS`.
+            source: The store.
+            num_threads: Number of threads; None means one a processor, 2 to `MAX_THREADS`.
         """
         count = num_threads or min(max(os.cpu_count() or 1, 2), MAX_THREADS)
         self._source = source
         self._tickets: list[Ticket] = []
         self._closed = False
         lock = threading.Lock()
-        self._wanted = threading.Condition(lock)  # threads wait for something to read
+        self._wanted = threading.Condition(lock)  # threads wait for an object to read
         self._due = threading.Condition(lock)  # the engine thread waits for a portion
         self._log = get_logger("coldtier")
         self._threads = [
@@ -77,15 +77,15 @@ class ColdReader:
             thread.start()
 
     def submit(self, ticket: Ticket) -> None:
-        """Begin to fill a ticket."""
+        """Queue a ticket for the threads."""
         with self._wanted:
             self._tickets.append(ticket)
             self._wanted.notify_all()
 
     def take(self, ticket: Ticket, num_blocks: int = PORTION_BLOCKS) -> list[Payload]:
-        """Return the next `num_blocks` blocks, without waiting; none before so many are ready.
+        """Return the next `num_blocks` blocks without waiting; none until all are ready.
 
-        Fewer at a ticket's end, or if no more have room.
+        Fewer blocks at a ticket's end, or if the bound on ready bytes allows no more.
         """
         with self._wanted:
             taken = ticket.take(num_blocks)
@@ -94,26 +94,26 @@ class ColdReader:
         return taken
 
     def is_done(self, ticket: Ticket) -> bool:
-        """Return whether nothing more will become ready and all that was has been taken."""
+        """Return whether the ticket has ended and all ready blocks have been taken."""
         with self._wanted:
             return ticket.is_done
 
     def cause(self, ticket: Ticket) -> str | None:
-        """Return why a ticket that is done has fewer blocks than were asked for."""
+        """Return the miss cause of a finished ticket; None if all its blocks were read."""
         with self._wanted:
             return ticket.cause
 
     def sidecar(self, ticket: Ticket) -> tuple[int, Payload] | None:
-        """Return the sidecar of a ticket that is done and the boundary that it backs.
+        """Return the sidecar of a finished ticket and its boundary.
 
-        The boundary counts in blocks from the ticket's first one. None without a sound one,
-        and when a block before its boundary was missed: state is of no use at any other place.
+        The boundary counts in blocks from the ticket's first block. None without a sound
+        sidecar, and after a miss before the boundary: a sidecar is useless elsewhere.
         """
         with self._wanted:
             return ticket.sidecar
 
     def has_sidecar(self, ticket: Ticket) -> bool:
-        """Return whether a sound sidecar was read, wherever the blocks end."""
+        """Return whether a sound sidecar was read, even if a block before it was missed."""
         with self._wanted:
             return ticket.has_sidecar
 
@@ -123,14 +123,14 @@ class ColdReader:
             self._due.wait_for(lambda: any(map(_is_due, self._tickets)), timeout_s)
 
     def forget(self, ticket: Ticket) -> None:
-        """Stop filling a ticket and let its bytes go; harmless when it is done."""
+        """Cancel a ticket and release its bytes; no effect on a finished ticket."""
         with self._wanted:
             ticket.cancel()
             if ticket in self._tickets:
                 self._tickets.remove(ticket)
 
     def close(self, timeout_s: float) -> None:
-        """End the threads when they have read what they read, or leave them to a hung disk."""
+        """End the threads after their present reads; a thread in a hung disk is left."""
         deadline = time.monotonic() + timeout_s
         with self._wanted:
             self._closed = True
@@ -152,13 +152,13 @@ class ColdReader:
                 self._find_sidecar(ticket)
             else:
                 self._read_block(ticket, index)
-            del claimed, ticket  # while the thread waits, nothing refers to the last restore
+            del claimed, ticket  # a waiting thread must not keep the last restore alive
 
     def _claim(self) -> tuple[Ticket, int] | None:
-        """Wait for something to read; None at the end."""
+        """Wait for an object to read; None when the reader closes."""
         with self._wanted:
             while not self._closed:
-                for ticket in self._tickets:  # the oldest that has something and room for it
+                for ticket in self._tickets:  # the oldest ticket with work and room
                     if (index := ticket.claim()) is not None:
                         return ticket, index
                 self._wanted.wait()
@@ -194,14 +194,14 @@ class ColdReader:
             self._tell(ticket)
 
     def _tell(self, ticket: Ticket) -> None:
-        """Wake the engine thread for a portion; for less it would only contend for the lock."""
+        """Wake the engine thread for a whole portion; fewer blocks only contend the lock."""
         if _is_due(ticket):
             self._due.notify_all()
 
     def _read(self, request: ReadRequest) -> Payload | str:
         try:
             return read_object(self._source, request)
-        except Exception as error:  # noqa: BLE001  a door: a disk that fails is a miss
+        except Exception as error:  # noqa: BLE001  a boundary: a disk error is a miss
             self._log.warning("coldtier.read.failed", error=repr(error))
             return "no_block"
 

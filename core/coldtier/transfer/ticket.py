@@ -1,4 +1,4 @@
-"""One restore on its way: what is wanted, what was read, and where it ends."""
+"""The state of one restore: requested objects, read blocks, and the end of the restore."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import attrs
 from ..objects.keys import ObjectName
 
 MAX_READY_BYTES = 16 << 20
-"""Bytes that wait for the engine thread, of one restore; a host-memory bound."""
+"""Bytes of one restore that wait for the engine thread; a bound on host memory."""
 
 MIN_READY_BLOCKS = 2
 
 STATE: Final = -1
-"""In place of a block's index: the sidecars, one after the other until one is sound."""
+"""Index that denotes the sidecars, tried one after the other until one is sound."""
 
 Payload: TypeAlias = list[memoryview]
 Decode: TypeAlias = Callable[[memoryview], Payload]
@@ -24,13 +24,13 @@ Decode: TypeAlias = Callable[[memoryview], Payload]
 
 @attrs.frozen(eq=False)
 class ReadRequest:
-    """An object that is wanted.
+    """An object to read.
 
     Attributes:
-        name: Its name.
-        max_bytes: The largest size that a sound one has.
-        decode: Checks the bytes and takes them apart; raises `ObjectRejectedError`.
-        num_blocks: For a sidecar, the boundary that it backs; 0 for a block.
+        name: The object's name.
+        max_bytes: Size of a sound object.
+        decode: Verifies and splits the bytes; raises `ObjectRejectedError`.
+        num_blocks: For a sidecar, its boundary in blocks; 0 for a block.
     """
 
     name: ObjectName
@@ -41,18 +41,18 @@ class ReadRequest:
 
 @attrs.define(eq=False)
 class Ticket:
-    """One restore. Reader threads fill it, the engine thread empties it.
+    """One restore, filled by reader threads and emptied by the engine thread.
 
-    A restore with sidecars first looks for the deepest sound one, which decides where it
-    ends; then come the blocks. Threads may read them in any order, and they are handed out
-    in chain order. All methods need the reader's lock.
+    A restore with sidecars first looks for the deepest sound sidecar, whose boundary ends the
+    restore. Then the blocks are read, by the threads in any order, and taken in chain order.
+    All methods need the reader's lock.
 
     Attributes:
-        blocks: What is wanted, in chain order.
+        blocks: Requested blocks, in chain order.
         sidecars: Sidecars that may back the restore, deepest first.
-        max_ready: Blocks that are being read or wait for the engine thread, at most.
-        is_cancelled: Nobody wants it any more.
-        cause: Why it ends before what was wanted; None if it does not.
+        max_ready: Bound on blocks that are being read or wait for the engine thread.
+        is_cancelled: The engine thread has cancelled the restore.
+        cause: Miss cause of an early end; None if all blocks can be read.
     """
 
     blocks: Sequence[ReadRequest]
@@ -77,12 +77,12 @@ class Ticket:
 
     @property
     def num_ready(self) -> int:
-        """Blocks that can be taken."""
+        """Blocks that are ready to be taken."""
         return len(self._ready)
 
     @property
     def is_done(self) -> bool:
-        """Whether nothing more will become ready and all that was has been taken."""
+        """Whether the ticket has ended and all ready blocks have been taken."""
         return self._num_read == self._end and not self._ready
 
     @property
@@ -94,16 +94,16 @@ class Ticket:
 
     @property
     def has_sidecar(self) -> bool:
-        """Whether a sound sidecar was read, wherever the blocks end."""
+        """Whether a sound sidecar was read, even if a block before it was missed."""
         return self._sidecar is not None
 
     def is_due(self, num_blocks: int) -> bool:
-        """Return whether so many blocks are ready, or as many as ever will be."""
+        """Return whether `num_blocks` blocks are ready, or all that can become ready."""
         remaining = self._end - self._num_read + self.num_ready
         return self.num_ready >= min(num_blocks, self.max_ready, remaining)
 
     def claim(self) -> int | None:
-        """Return what a thread reads next: a block's index or `STATE`; None for nothing."""
+        """Return the next block's index or `STATE` for a thread; None without work."""
         if self._awaits_state:
             first, self._searches = not self._searches, True
             return STATE if first else None
@@ -114,7 +114,7 @@ class Ticket:
         return self._num_claimed - 1
 
     def deliver(self, index: int, payload: Payload) -> None:
-        """Take over a block that was read."""
+        """Accept a block that was read."""
         if self.is_cancelled or index >= self._end:
             return
         self._early[index] = payload
@@ -123,19 +123,19 @@ class Ticket:
             self._num_read += 1
 
     def end_at(self, num_blocks: int, cause: str) -> None:
-        """Say where the blocks end and why, unless they end before."""
+        """End the blocks at `num_blocks` for a cause, unless they end earlier."""
         if num_blocks >= self._end:
             return
         self._end, self.cause = num_blocks, cause
-        self._num_claimed = num_blocks  # those behind are read for nobody
+        self._num_claimed = num_blocks  # later blocks are discarded when they arrive
         self._early = {i: payload for i, payload in self._early.items() if i < self._end}
 
     def back_by(self, num_blocks: int, cause: str | None, sidecar: Payload | None) -> None:
-        """End at the boundary that a sidecar backs; at 0 without one.
+        """End the restore at a sidecar's boundary; at 0 without a sidecar.
 
         Args:
-            num_blocks: The boundary.
-            cause: Why it is not a deeper one; None if it is the deepest.
+            num_blocks: The boundary, in blocks.
+            cause: Miss cause of the deepest sidecar; None if the deepest one is sound.
             sidecar: The sidecar.
         """
         self._end, self.cause, self._awaits_state = num_blocks, cause, False
@@ -143,7 +143,7 @@ class Ticket:
             self._sidecar, self._boundary = sidecar, num_blocks
 
     def take(self, num_blocks: int) -> list[Payload]:
-        """Return the next `num_blocks` blocks; none before so many are ready."""
+        """Return the next `num_blocks` blocks; none until all of them are ready."""
         if not self.is_due(num_blocks):
             return []
         taken = [self._ready.popleft() for _ in range(min(num_blocks, self.num_ready))]
@@ -151,7 +151,7 @@ class Ticket:
         return taken
 
     def cancel(self) -> None:
-        """Let all bytes go, and take over no more."""
+        """Release all bytes, and accept no more."""
         self.is_cancelled = True
         self._sidecar = None
         self._ready.clear()
@@ -159,5 +159,5 @@ class Ticket:
 
 
 def max_ready(block_bytes: int) -> int:
-    """Return how many blocks of a restore may wait for the engine thread."""
+    """Return the number of blocks of a restore that may wait for the engine thread."""
     return max(MIN_READY_BLOCKS, MAX_READY_BYTES // max(1, block_bytes))

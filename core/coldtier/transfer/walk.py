@@ -1,4 +1,4 @@
-"""How far a prefix can come back: the chain proposes, the sidecars dispose."""
+"""The plan of a restore: the chain's stored blocks, cut at a boundary with a sidecar."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from ...ids import SHARED_DOMAIN, SaltDomain
 from ..objects.keys import ColdChain, ColdGroup, ObjectName
 
 MAX_PROBES = 8
-"""Boundaries at whose sidecars the disk is asked if none is known."""
+"""Boundaries whose sidecars are looked up on disk if the index knows none."""
 
 
 class ObjectIndex(Protocol):
-    """What a walk asks of a store."""
+    """The store, as a walk uses it."""
 
     def contains(self, name: ObjectName) -> bool:
-        """Return whether the object is known; no I/O."""
+        """Return whether the index has the object; no I/O."""
         ...
 
     def probe(self, name: ObjectName) -> bool:
-        """Return whether the object exists; looks at the disk if it is not known."""
+        """Return whether the object exists; an unknown object is looked up on disk."""
         ...
 
 
 @attrs.frozen
 class Backing:
-    """A boundary and the sidecar that may make it valid.
+    """A boundary and its sidecar.
 
     Attributes:
         num_blocks: The boundary, in blocks.
@@ -42,14 +42,15 @@ class Backing:
 
 @attrs.frozen
 class RestorePlan:
-    """Blocks `[first, end)` of a chain that are to be read.
+    """Blocks `[first, end)` of a chain to read.
 
     Attributes:
         first: The first block that memory does not hold.
-        end: Behind the last one that the disk holds, or that a sidecar may back.
-        backings: Boundaries that a sidecar may back, deepest first; a family without
-            out-of-pool state has none and needs none.
-        cause: Why the plan ends where it does; None at the end of what was asked for.
+        end: End of the blocks that the disk holds, or deepest boundary with a sidecar.
+        backings: Boundaries with a sidecar, deepest first; empty for a family without
+            sidecars, whose blocks suffice.
+        cause: Miss cause of the first block behind the plan; None if the plan ends at the
+            limit.
     """
 
     first: int
@@ -59,7 +60,7 @@ class RestorePlan:
 
     @property
     def num_blocks(self) -> int:
-        """Blocks to read at most."""
+        """Upper bound of the blocks to read."""
         return self.end - self.first
 
 
@@ -73,19 +74,19 @@ def plan_restore(
     policy: SidecarPolicy | None = None,
     salt: SaltDomain = SHARED_DOMAIN,
 ) -> RestorePlan:
-    """Return which blocks the disk may give back.
+    """Return the blocks that the disk may restore.
 
-    The chain is followed to its first hole, which is the only place where the disk is looked
-    at. A policy may shorten the result to a boundary with a sidecar, or to nothing, and never
-    lengthens it.
+    The chain is followed to its first hole, and only the hole is looked up on disk. A policy
+    may shorten the result to a boundary with a sidecar, or to nothing, but never lengthens
+    the result.
 
     Args:
-        index: What is on disk.
+        index: The store.
         chain: Names of the sequence's blocks; extended as far as needed.
         tokens: The sequence's tokens.
         first: Blocks that memory holds.
-        limit: Blocks that are wanted at most.
-        policy: Of a family with state outside its blocks.
+        limit: Upper bound of the plan's end, in blocks.
+        policy: Policy of the family's sidecars; None for a family without sidecars.
         salt: Sharing domain, for the cause of a miss.
     """
     end = first
@@ -105,7 +106,8 @@ def plan_restore(
 
 
 def _cause_of_hole(end: int, salt: SaltDomain) -> str:
-    # nothing is known of other domains, and nothing may be: the first block says it all
+    # A salted request must learn nothing of other domains. In a salted domain a hole at the
+    # first block is always reported as `salt`.
     return "salt" if end == 0 and salt != SHARED_DOMAIN else "no_block"
 
 
@@ -123,5 +125,5 @@ def _backings(
         for num_blocks in range(end, first, -1)
     ]
     known = [Backing(n, name) for n, name in names if index.contains(name)]
-    # another process may have written one since the store was scanned: where it would help most
+    # another process may have written a sidecar since the last scan; the deepest ones save most
     return known or [Backing(n, name) for n, name in names[:MAX_PROBES] if index.probe(name)]

@@ -1,4 +1,4 @@
-"""What a restore reads, and what each object must be."""
+"""The read requests of a restore, with the expected content of each object."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from .walk import Backing, RestorePlan
 
 @attrs.frozen(eq=False)
 class Wanted:
-    """Makes the requests of one model.
+    """Makes the read requests of one model.
 
     Attributes:
-        fingerprint: Of the model.
-        layout: Of its blocks.
+        fingerprint: Fingerprint of the model.
+        layout: Layout of the model's blocks.
         block_size: Tokens of a block.
-        policy: Which state belongs to a prefix; None for a family that keeps all in blocks.
+        policy: Policy of the family's sidecars; None for a family without sidecars.
     """
 
     fingerprint: Fingerprint
@@ -34,7 +34,7 @@ class Wanted:
     policy: SidecarPolicy | None
 
     def ticket(self, plan: RestorePlan, chain: ColdChain, tokens: Sequence[int]) -> Ticket:
-        """Return a ticket for a plan's blocks and for the states that may back them."""
+        """Return a ticket for a plan's blocks and sidecars."""
         return Ticket(
             [self._block(chain.blocks[i], tokens, i) for i in range(plan.first, plan.end)],
             [self._sidecar(plan.first, backing) for backing in plan.backings],
@@ -62,6 +62,6 @@ class Wanted:
 
 
 def _decode_pages(data: memoryview, **expected: Any) -> Payload:
-    """Return the pages of a block, which lie behind one another, as one piece."""
+    """Return the pages of a block, which are contiguous, as one view."""
     pages = decode_block(data, **expected)
     return [data[data.nbytes - sum(page.nbytes for page in pages) :]]

@@ -1,4 +1,4 @@
-"""The one thread that writes: a short queue in front of the store."""
+"""The writer thread, with a short queue in front of the store."""
 
 from __future__ import annotations
 
@@ -23,32 +23,32 @@ DEPTH = 8
 IDLE_S = 1.0
 
 _LANDED = (WriteOutcome.WRITTEN, WriteOutcome.PRESENT)
-_reported: set[tuple[str, int | None]] = set()  # (type, errno) that this process has logged
+_reported: set[tuple[str, int | None]] = set()  # (type, errno) of errors already logged
 
 
 class Store(Protocol):
-    """What the writer needs of a store."""
+    """The store, as the writer uses it."""
 
     def write(
         self, name: ObjectName, parts: Sequence[Buffer], stamp_ns: int, /
     ) -> WriteOutcome:
-        """Make an object durable, or say why not."""
+        """Make an object durable, or return the refusal."""
         ...
 
     def flush_touches(self) -> None:
-        """Write down which objects were used."""
+        """Write the last uses of objects to disk."""
         ...
 
 
 @attrs.frozen(eq=False)
 class WriteJob:
-    """An object that is to be written.
+    """An object to write.
 
     Attributes:
-        name: What it is called.
-        encode: Makes the file's pieces, on the writer thread; what it refers to stays in
-            memory until the object is written.
-        stamp_ns: Its last use.
+        name: The object's name.
+        encode: Makes the file's pieces, on the writer thread; its references stay in memory
+            until the object is written.
+        stamp_ns: The object's last use.
     """
 
     name: ObjectName
@@ -58,7 +58,7 @@ class WriteJob:
 
 @attrs.define(eq=False)
 class _Barrier:
-    """A mark in the queue; `landed` is None until the writer has come to it."""
+    """A mark in the queue; `landed` is None until the writer has reached the mark."""
 
     landed: bool | None = None
 
@@ -66,13 +66,13 @@ class _Barrier:
 class ColdWriter:
     """Writes objects one after the other, on a thread of its own.
 
-    Offers never wait for the disk unless they are told to, and no error reaches who offered:
-    it is counted, and logged the first time. The queue bounds memory and nothing else: an
-    object holds its place until its bytes are let go, the one that is being written included.
+    An offer waits for the disk only on request, and never raises a write error: errors are
+    counted, and each kind is logged once. The queue bounds memory: an object keeps its place
+    until its bytes are released, even while it is being written.
 
     Attributes:
-        last_refusal: Why the store last refused an object, None if it never has.
-        num_refusals: How many it has refused.
+        last_refusal: The store's last refusal; None before the first.
+        num_refusals: Number of objects that the store has refused.
     """
 
     def __init__(self, store: Store, counters: Counters, depth: int = DEPTH) -> None:
@@ -84,10 +84,10 @@ class ColdWriter:
         self._counters = counters
         self._depth = depth
         self._queue: deque[WriteJob | _Barrier] = deque()
-        self._num_jobs = 0  # in the queue and in the thread's hands
-        self._landed = True  # all writes since the last barrier
-        self._closed = False  # takes no more jobs
-        self._ended = False  # answers no more barriers
+        self._num_jobs = 0  # queued, or in work
+        self._landed = True  # all writes since the last barrier were successful
+        self._closed = False  # no more jobs are accepted
+        self._ended = False  # no more barriers are answered
         self._changed = threading.Condition()
         self._log = get_logger("coldtier")
         self._thread = threading.Thread(target=self._run, name="neve-cold-writer", daemon=True)
@@ -95,23 +95,23 @@ class ColdWriter:
 
     @property
     def free_slots(self) -> int:
-        """Objects that an offer would take now."""
+        """Objects that an offer would enqueue now."""
         with self._changed:
             return 0 if self._closed else self._depth - self._num_jobs
 
     def offer(self, job: WriteJob) -> bool:
-        """Give an object to the thread, or drop it if the queue is full or closed."""
+        """Enqueue an object; a full or closed queue drops the object."""
         return self.offer_before(job, 0.0)
 
     def offer_before(self, job: WriteJob, deadline: float) -> bool:
-        """Give an object to the thread, waiting for a place if there is none.
+        """Enqueue an object, waiting for a free place until a deadline.
 
         Args:
             job: The object.
-            deadline: When to drop it instead, on the clock of `time.monotonic`.
+            deadline: Time at which the object is dropped, in `time.monotonic`.
 
         Returns:
-            Whether it has a place. That it landed on the disk, only `drain` tells.
+            Whether the object was enqueued; only `drain` tells whether writes succeeded.
         """
         with self._changed:
             self._changed.wait_for(
@@ -119,7 +119,7 @@ class ColdWriter:
                 max(0.0, deadline - time.monotonic()),
             )
             admitted = not self._closed and self._num_jobs < self._depth
-            # counted before the thread can see it, so that no error precedes its object
+            # counted before the thread sees the job, so that no error precedes its object
             self._count_offer(job.name, "enqueued" if admitted else "queue_drops")
             if admitted:
                 self._num_jobs += 1
@@ -128,24 +128,24 @@ class ColdWriter:
         return admitted
 
     def drain(self, timeout_s: float) -> bool:
-        """Wait until everything that was enqueued before this call is done.
+        """Wait until every object enqueued before this call has been processed.
 
-        A drain that ran out of time is no barrier: the next one answers for its writes too.
+        A drain that times out is no barrier: the next drain also covers its writes.
 
         Returns:
-            Whether every write since the barrier before landed, and in time.
+            Whether every write since the last barrier succeeded, and in time.
         """
         with self._changed:
             return self._await_barrier(timeout_s)
 
     def close(self, timeout_s: float) -> bool:
-        """Take no more objects, drain, and end the thread.
+        """Accept no more objects, drain the queue, and end the thread.
 
-        What is still in the queue after `timeout_s` is dropped and counts as write errors.
+        Objects still queued after `timeout_s` are dropped and count as write errors.
         The thread outlives this call if the disk does not answer.
 
         Returns:
-            What `drain` would have.
+            As `drain`.
         """
         deadline = time.monotonic() + timeout_s
         with self._changed:
@@ -173,7 +173,7 @@ class ColdWriter:
         if self._ended:
             self._answer(barrier)
             return bool(barrier.landed)
-        self._queue.append(barrier)  # takes no place: it is admitted at once
+        self._queue.append(barrier)  # a barrier needs no place in the queue
         self._changed.notify_all()
         self._changed.wait_for(lambda: barrier.landed is not None, timeout_s)
         if barrier.landed is None:
@@ -215,7 +215,7 @@ class ColdWriter:
     def _serve(self) -> None:
         """Wait for one object and write it.
 
-        A function of its own, so that while the thread waits nothing refers to the last one.
+        A separate function, so that a waiting thread keeps no reference to the last object.
         """
         with self._changed:
             woken = self._changed.wait_for(lambda: self._queue or self._closed, IDLE_S)
@@ -232,7 +232,7 @@ class ColdWriter:
         try:
             parts = job.encode()
             outcome = self._store.write(job.name, parts, job.stamp_ns)
-        except Exception as error:  # noqa: BLE001  a door: the next object may fare better
+        except Exception as error:  # noqa: BLE001  a boundary: later writes may succeed
             self._counters.add(write_errors=1)
             self._report(error)
             return False
@@ -248,12 +248,12 @@ class ColdWriter:
     def _flush_touches(self) -> None:
         try:
             self._store.flush_touches()
-        except Exception as error:  # noqa: BLE001  a door: only the order of eviction suffers
+        except Exception as error:  # noqa: BLE001  a boundary: only eviction order suffers
             self._report(error)
 
     def _report(self, error: Exception) -> None:
         kind = (type(error).__qualname__, getattr(error, "errno", None))
         if kind not in _reported:
             _reported.add(kind)
-            with suppress(Exception):  # a log that can't be written must not end the thread
+            with suppress(Exception):  # a failing log must not end the thread
                 self._log.warning("coldtier.write.failed", error=repr(error))

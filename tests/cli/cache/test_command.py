@@ -482,7 +482,7 @@ def test_import_of_anything_else(run, tmp_path):
     done = run("cache", "import", str(tmp_path / "x.tar"))
 
     assert (done.exit_code, done.stdout) == (1, "")
-    assert "it is no bundle" in done.stderr
+    assert "the file is no bundle" in done.stderr
     assert run("cache", "import", str(tmp_path / "y.tar")).exit_code == 2
 
 
