@@ -1,1 +1,1 @@
-"""Building blocks that families share."""
+"""Building blocks of models, shared by families."""

@@ -1,4 +1,4 @@
-"""Attention of a decoder layer, from its projections to its output."""
+"""Attention of a decoder layer: projections, attention over the cache, output projection."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Attention(JointModule):
     """Grouped-query attention over the layer's cache.
 
     Attributes:
-        JOINT: Names of the query, key and value projections in checkpoints. Names of layers
-            that read the same input may follow; a subclass makes these layers.
+        JOINT: Names of the query, key and value projections in checkpoints. Further layers
+            with the same input may follow; a subclass creates these layers.
         OUTPUT: Name of the output projection.
         Q_NORM: Name of the norm of queries.
         K_NORM: Name of the norm of keys.
@@ -47,17 +47,17 @@ class Attention(JointModule):
         k_norm: Norm | None = None,
         scoring: Scoring | None = None,
     ) -> None:
-        """Make the layer.
+        """Create the layer.
 
         Args:
             dims: Width `D` of the stream.
-            heads: Heads of a row of projections.
+            heads: Heads in a row of projections.
             layer: Index of the layer.
             rope: Rotation of queries and keys; None for none.
-            bias: Whether the four projections have one.
+            bias: Whether the four projections have biases.
             q_norm: Norm of each query; None for none.
             k_norm: Norm of each key; None for none.
-            scoring: How keys are weighed; None means the scale `head_dim ** -0.5` alone.
+            scoring: How scores are made; None means the scale `head_dim ** -0.5` alone.
         """
         super().__init__()
         self.layer, self.heads, self.rope = layer, heads, rope
@@ -75,7 +75,7 @@ class Attention(JointModule):
                 self[name] = norm
 
     def __call__(self, x: Normed, context: ForwardContext) -> Delta:
-        """Return what is added to the stream, for `x [T, D]`."""
+        """Return the layer's addition to the stream, for `x [T, D]`."""
         parts = self.project_parts(x)
         projected = Projected(
             parts[:3],
@@ -88,12 +88,12 @@ class Attention(JointModule):
         return Delta(self[self.OUTPUT], self.gated(out, parts))
 
     def gated(self, heads: mx.array, parts: Sequence[mx.array]) -> mx.array:
-        """Return what enters the output projection, `[T, Hq, Dv]` or `[T, Hq * Dv]`.
+        """Return the input of the output projection, `[T, Hq, Dv]` or `[T, Hq * Dv]`.
 
-        For families that gate the heads; others leave them as they are.
+        Families with gates override this method, which returns the heads unchanged.
 
         Args:
             heads: `[T, Hq, Dv]`.
-            parts: What `project_parts` returned.
+            parts: Projections from `project_parts`.
         """
         return heads

@@ -1,7 +1,7 @@
-"""The parts of a decoder that are the same in most families: trunk, head, attention, block.
+"""The common parts of decoders: trunk, head, block, and the loop over layers.
 
 Parameters have the names of most checkpoints; a family with other names sets the class
-attributes. A family whose trunk does more calls `run_layers` itself.
+attributes. A family with a different trunk calls `run_layers` itself.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ def run_layers(
     batch: StepBatch,
     context: ForwardContext,
 ) -> Readout:
-    """Run the layers of a decoder and read what the step wants.
+    """Run the layers of a decoder and read the hidden states of the step's rows.
 
     Args:
         x: The stream `[T, D]` in front of the first layer.
-        layers: In order.
-        norm: The norm behind the last one.
+        layers: Layers, in order.
+        norm: The norm behind the last layer.
         batch: The step's tokens.
         context: The step's context.
     """
@@ -54,19 +54,19 @@ def run_layers(
 
 
 class MLP(Protocol):
-    """What computes each token of a layer on its own."""
+    """The part of a layer that computes each token separately."""
 
     def delta(self, x: Normed) -> Delta | mx.array:
-        """Return what is added to the stream `[T, D]`, computed or not."""
+        """Return the addition to the stream `[T, D]`, computed or not."""
         ...
 
 
 class Block(nn.Module):
-    """A layer: attention and an MLP, each behind a norm and a residual.
+    """A layer: attention and an MLP, each with a norm before and a residual around.
 
     Attributes:
         MLP: Name of the MLP in checkpoints.
-        NORMS: Names of the norms, of the attention's input and of the MLP's.
+        NORMS: Names of the norms: of the attention's input, of the MLP's input.
     """
 
     self_attn: Any
@@ -85,13 +85,13 @@ class Block(nn.Module):
         *,
         mixer_name: str = "self_attn",
     ) -> None:
-        """Make the layer.
+        """Create the layer.
 
         Args:
-            mixer: Attention or a recurrence: called with a `Normed` and the context, returns a
+            mixer: Attention or a recurrence; called with a `Normed` and the context, returns a
                 `Delta`.
-            mlp: Its `delta` is called with a `Normed`.
-            norm: Makes one of the two norms.
+            mlp: The MLP, whose `delta` is called with a `Normed`.
+            norm: Creates one of the two norms.
             mixer_name: Name of the mixer in checkpoints.
         """
         super().__init__()
@@ -126,13 +126,13 @@ class Trunk(nn.Module):
     def __init__(
         self, vocab_size: int, dims: int, layers: Iterable[nn.Module], norm: ResidualNorm
     ) -> None:
-        """Make the trunk.
+        """Create the trunk.
 
         Args:
             vocab_size: Rows of the embedding.
             dims: Width `D` of the stream.
-            layers: Modules that are called as a `Layer` is.
-            norm: The norm behind the last one.
+            layers: Modules with the call of `Layer`.
+            norm: The norm behind the last layer.
         """
         super().__init__()
         self[self.EMBEDDING] = nn.Embedding(vocab_size, dims)
@@ -144,16 +144,16 @@ class Trunk(nn.Module):
         return self[self.EMBEDDING](ids)
 
     def unembed(self, hidden: mx.array) -> mx.array:
-        """Return logits `[R, V]` by the embedding's weights, for hidden states `[R, D]`."""
+        """Return logits `[R, V]` from the embedding's weights, for hidden states `[R, D]`."""
         return self[self.EMBEDDING].as_linear(hidden)
 
     def __call__(self, batch: StepBatch, context: ForwardContext) -> Readout:
-        """Return the hidden states that a step wants."""
+        """Return the hidden states that the step's logits and taps need."""
         return run_layers(self.embed(batch.ids), self.layers, self[self.NORM], batch, context)
 
 
 class TextTower(nn.Module):
-    """The text model of a checkpoint that has towers for other inputs."""
+    """The text model of a checkpoint with towers for other inputs."""
 
     def __init__(self, trunk: Trunk) -> None:
         super().__init__()
@@ -161,10 +161,10 @@ class TextTower(nn.Module):
 
 
 class DecoderModel(nn.Module):
-    """A trunk with a head: a layer of its own, or the embedding's weights.
+    """A trunk with a head: a separate layer, or the embedding's weights.
 
     Attributes:
-        TRUNK: The trunk's name in checkpoints.
+        TRUNK: Name of the trunk in checkpoints.
     """
 
     model: Any
@@ -173,11 +173,11 @@ class DecoderModel(nn.Module):
     TRUNK: ClassVar[str] = "model"
 
     def __init__(self, trunk: Trunk, *, tied: bool, text_tower: bool = False) -> None:
-        """Make the model.
+        """Create the model.
 
         Args:
             trunk: Embedding, layers and final norm.
-            tied: The embedding is the head, too.
+            tied: Whether the embedding is also the head.
             text_tower: Checkpoints have the trunk under `language_model`, beside towers for
                 other inputs.
         """
@@ -194,13 +194,13 @@ class DecoderModel(nn.Module):
         return trunk.language_model if isinstance(trunk, TextTower) else trunk
 
     def with_weights(self, weights: Weights, *, keep_float32: Sequence[str] = ()) -> Self:
-        """Take the weights, join layers of one input, and return the model.
+        """Load the weights, join layers with one input, and return the model.
 
-        A copy of the embedding that a checkpoint with a tied head carries is left out.
+        The copy of the embedding in some checkpoints with a tied head is dropped.
 
         Args:
-            weights: Named as the parameters are.
-            keep_float32: Last names of parameters that keep their precision.
+            weights: Weights under the names of the parameters.
+            keep_float32: Last name components of parameters that stay float32.
 
         Raises:
             WeightError: Tensors are missing, unexpected or mis-shaped; all are named.
@@ -216,7 +216,7 @@ class DecoderModel(nn.Module):
         return self.lm_head(hidden) if "lm_head" in self else self.trunk.unembed(hidden)
 
     def __call__(self, batch: StepBatch, context: ForwardContext) -> ForwardOutput:
-        """Return logits `[R, V]`, and the hidden states that the step wants."""
+        """Return logits `[R, V]`, and the hidden states at the step's taps."""
         return self.trunk(batch, context).output(self.head)
 
 

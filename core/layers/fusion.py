@@ -1,4 +1,4 @@
-"""Element-wise operations as one, for families."""
+"""Fusion of element-wise operations, exported for families."""
 
 from ..metal.runtime.fusion import fused
 

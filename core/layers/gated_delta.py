@@ -1,4 +1,4 @@
-"""The gated delta rule, for families."""
+"""The gated delta rule, exported for families."""
 
 from ..metal.recurrent.delta_rule import CHUNK, unit_lower_inverse
 from ..metal.recurrent.gated_delta import Columns, gated_delta, gated_delta_mixed

@@ -1,4 +1,4 @@
-"""RMS norms with gates, as layers: gates are columns of a wider projection."""
+"""RMS norms with gates; the gates are columns of a wider projection."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class GatedRMSNorm(nn.Module):
         """Return heads `x [T, H, dims]` normed and gated, `[T, H * dims]`, in their dtype.
 
         Args:
-            x: What is normed.
+            x: Heads to norm.
             rows: `[T, W]`; gates are its columns from `start` on.
             start: First column of the gates.
         """
@@ -30,7 +30,7 @@ class GatedRMSNorm(nn.Module):
 class GatedGroupNorm(nn.Module):
     """`y / rms(y) * weight` with `y = x * silu(gate)`, group by group of channels.
 
-    The gate comes before the norm. All of it is float32.
+    The gate comes before the norm. All operations are float32.
     """
 
     def __init__(self, dims: int, num_groups: int, *, eps: float) -> None:
@@ -43,7 +43,7 @@ class GatedGroupNorm(nn.Module):
         """Return `x [T, dims]` gated and normed, in the dtype of the gates.
 
         Args:
-            x: What is normed.
+            x: Channels to gate and norm.
             rows: `[T, W]`; gates are its columns from `start` on.
             start: First column of the gates.
         """

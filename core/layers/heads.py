@@ -1,4 +1,4 @@
-"""From an attention layer's projections to its heads."""
+"""Heads of an attention layer, from its projections."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from ..contract.heads import HeadShape, Norm, Projected, RopeSpec
 __all__ = ["HeadShape", "Projected", "prepare"]
 
 Rotate: TypeAlias = Callable[[mx.array, RopeSpec], mx.array]
-"""Heads `[T, H, D]` -> the same, rotated at the step's positions."""
+"""Heads `[T, H, D]` -> heads of the same shape, rotated at the step's positions."""
 
 
 def prepare(
     projected: Projected, rotate: Rotate
 ) -> tuple[mx.array, mx.array | None, mx.array | None]:
-    """Return the heads that projections stand for: this is the meaning of `Projected`.
+    """Return the heads of projections; the function defines the meaning of `Projected`.
 
     Args:
-        projected: Of `T` tokens.
+        projected: Projections of `T` tokens.
         rotate: `ForwardContext.rope`.
 
     Returns:
@@ -44,7 +44,7 @@ def prepare(
 
 
 def _parts(parts: Sequence[mx.array], shape: HeadShape) -> Sequence[mx.array]:
-    """Return queries, keys and values `[T, W]` one by one."""
+    """Return queries, keys and values as separate arrays `[T, W]`."""
     if len(parts) > 1:
         return parts
     row, (queries, keys, values) = parts[0], shape.ends

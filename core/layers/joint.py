@@ -1,4 +1,4 @@
-"""Linear layers of one input, computed as one product: few tokens pay by the product."""
+"""Linear layers with one input, computed as one product: few tokens pay for each product."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _TRAITS = ("group_size", "bits", "mode")
 
 
 class JointModule(nn.Module):
-    """A module of which some linear layers read the same input.
+    """A module in which some linear layers read the same input.
 
-    Its parameters are named as in a checkpoint until `join_layers`, which puts one layer in
-    the place of those that are alike. `project` computes them in either case.
+    Parameters are named as in a checkpoint until `join_layers`, which replaces equal kinds of
+    layers by one joined layer. `project` computes the layers in either state.
 
     Attributes:
         JOINT: Names of the layers, in the order of `project`.
@@ -28,7 +28,7 @@ class JointModule(nn.Module):
     JOINT: ClassVar[Sequence[str]]
 
     def project(self, x: mx.array) -> Sequence[mx.array]:
-        """Return what each layer of `JOINT` makes of `x [..., in]`."""
+        """Return the output of each layer of `JOINT` for `x [..., in]`."""
         joined = self.get("joined")
         if joined is None:
             return [self[name](x) for name in self.JOINT]
@@ -36,9 +36,9 @@ class JointModule(nn.Module):
         return parts
 
     def project_parts(self, x: Input) -> tuple[mx.array, ...]:
-        """Return one `[..., out]` of all of `JOINT` side by side, or one of each.
+        """Return one joined `[..., out]`, or one array for each layer of `JOINT`.
 
-        For whoever takes either: nothing is cut, and nothing is copied.
+        For callers that accept both forms: nothing is split, and nothing is copied.
         """
         joined = self.get("joined")
         if joined is not None:
@@ -47,12 +47,12 @@ class JointModule(nn.Module):
         return tuple(self[name](rows) for name in self.JOINT)
 
     def project_joined(self, x: Input) -> mx.array:
-        """Return what `project` does, side by side: `[..., out]`, uncut."""
+        """Return the outputs of `project` side by side in one array `[..., out]`."""
         parts = self.project_parts(x)
         return parts[0] if len(parts) == 1 else mx.concatenate([*parts], axis=-1)
 
     def join(self) -> None:
-        """Make the layers one, unless they differ in kind, in their quantisation or dtype."""
+        """Join the layers, unless they differ in kind, quantisation or dtype."""
         layers = [self[name] for name in self.JOINT]
         if len({_kind(layer) for layer in layers}) > 1:
             return
@@ -71,14 +71,14 @@ def join_layers(model: nn.Module) -> None:
 
 
 def _kind(layer: Any) -> tuple[Any, ...]:
-    """Return what layers have in common that can be joined."""
+    """Return the traits that must be equal for layers to be joined."""
     dtypes = [(name, layer[name].dtype) for name in _TENSORS if name in layer]
     traits = [getattr(layer, name, None) for name in _TRAITS]
     return (type(layer), str(dtypes), layer.weight.shape[1:], *traits)
 
 
 def _joined(layers: Sequence[Any]) -> nn.Module:
-    """Return the layer whose outputs are those of `layers`, one behind the other."""
+    """Return the layer whose outputs are the outputs of `layers`, concatenated."""
     first = layers[0]
     if isinstance(first, nn.QuantizedLinear):
         traits = {name: getattr(first, name) for name in _TRAITS}

@@ -1,4 +1,4 @@
-"""Mamba-2, for families."""
+"""Mamba-2, exported for families."""
 
 from ..metal.recurrent.mamba2 import Rates, mamba2, mamba2_mixed, time_step
 

@@ -15,7 +15,7 @@ from .stream import Delta, Input, Normed
 
 @fused
 def geglu(gate: mx.array, up: mx.array) -> mx.array:
-    """Return `gelu(gate) * up`, GELU in its tanh form.
+    """Return `gelu(gate) * up` with GELU's tanh approximation.
 
     Source: Hendrycks and Gimpel, "Gaussian Error Linear Units".
     """
@@ -23,12 +23,12 @@ def geglu(gate: mx.array, up: mx.array) -> mx.array:
 
 
 def gated(layers: JointModule, x: Input, activation: Activation = "silu") -> mx.array:
-    """Return `activation(gate(x)) * up(x)` of a module that joins the two projections.
+    """Return `activation(gate(x)) * up(x)` for a module that joins the two projections.
 
     Args:
-        layers: Its `JOINT` names the gate, then the other.
+        layers: The module; its `JOINT` names the gate first, then the up projection.
         x: `[T, dims]`.
-        activation: Of the gate.
+        activation: Activation of the gate.
     """
     joined = layers.get("joined")
     if joined is not None:
@@ -66,8 +66,8 @@ class GatedMLP(JointModule):
         self.down_proj = nn.Linear(hidden_dims, dims, bias=bias)
 
     def join(self) -> None:
-        """Make gate and up projection one; a GELU without kernels is faster on its own."""
-        # MLX's is one operation on a CPU, too, of rows that lie side by side
+        """Join gate and up projection, unless GELU runs without kernels."""
+        # on a CPU, too, MLX's GELU is one operation as long as its rows are contiguous
         if self._activation == "silu" or launch.backend() is not None:
             super().join()
 
@@ -76,5 +76,5 @@ class GatedMLP(JointModule):
         return self.down_proj(gated(self, x, self._activation))
 
     def delta(self, x: Input) -> Delta:
-        """Return the same for `x [T, dims]`, to be added to the stream."""
+        """Return the MLP's addition to the stream, for `x [T, dims]`."""
         return Delta(self.down_proj, gated(self, x, self._activation))

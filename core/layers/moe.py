@@ -1,4 +1,4 @@
-"""Mixtures of experts: the computation; `routing` chooses the experts and their weights."""
+"""Mixtures of experts: the computation. `routing` chooses the experts and their weights."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BLOCK_ROWS = 16
 """Rows of one expert that a CPU multiplies at once."""
 
 MIN_SORTED_ROWS = 64
-"""Fewer rows than this are computed in the order of the tokens."""
+"""Below this number, rows are computed in the order of the tokens."""
 
 
 _PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
@@ -30,9 +30,9 @@ class Arrangement:
     """Rows, one for each token and chosen expert, in groups that share an expert.
 
     Attributes:
-        tokens: Token that each place holds, `[G, M]`; padding holds any.
+        tokens: Token at each place, `[G, M]`; any token at a place of padding.
         experts: Expert of each group, `[G]`.
-        places: Place of each row among the `G * M`, `[T, k]`; None if it is its own.
+        places: Place of each row among the `G * M`, `[T, k]`; None if rows are in order.
         is_sorted: Whether `experts` ascends.
     """
 
@@ -42,7 +42,7 @@ class Arrangement:
     is_sorted: bool
 
     def spread(self, x: mx.array) -> mx.array:
-        """Return `[G, M, D]`, the tokens `x [T, D]` in their places."""
+        """Return `[G, M, D]`: the tokens `x [T, D]` at their places."""
         if self.places is None:
             chosen = self.experts.size // x.shape[0]
             spread = mx.broadcast_to(x[:, None], (x.shape[0], chosen, x.shape[1]))
@@ -50,7 +50,7 @@ class Arrangement:
         return x[self.tokens]
 
     def collect(self, rows: mx.array, shape: tuple[int, ...]) -> mx.array:
-        """Return rows `[G, M, D]` in the order of the tokens, `[T, k, D]`, `shape` `[T, k]`."""
+        """Return rows `[G, M, D]` in token order, `[T, k, D]`; `shape` is `[T, k]`."""
         rows = rows.reshape(-1, rows.shape[-1])
         return rows.reshape(*shape, -1) if self.places is None else rows[self.places]
 
@@ -61,7 +61,7 @@ def _as_they_are(chosen: mx.array) -> Arrangement:
 
 
 def _sorted(chosen: mx.array) -> Arrangement:
-    """Put rows of one expert beside one another, so that its weights are read once."""
+    """Sort rows by expert, so that each expert's weights are read once."""
     experts = chosen.reshape(-1)
     order = mx.argsort(experts)
     places = mx.argsort(order).reshape(chosen.shape)
@@ -70,10 +70,10 @@ def _sorted(chosen: mx.array) -> Arrangement:
 
 
 def _in_blocks(chosen: mx.array, num_experts: int) -> Arrangement:
-    """Put rows of one expert into blocks of `BLOCK_ROWS`, padding the last one of each.
+    """Put rows of one expert into blocks of `BLOCK_ROWS`, padding each expert's last block.
 
-    How many blocks an expert fills is known to the device only, so there are as many blocks
-    as there could be; those at the end that nobody fills compute padding.
+    Only the device knows how many blocks an expert fills. So there are as many blocks as could
+    be needed, and unused blocks at the end compute padding.
     """
     experts = chosen.reshape(-1)
     num_rows = experts.size
@@ -105,7 +105,7 @@ def _products(x: mx.array, weight: mx.array, arrangement: Arrangement) -> mx.arr
     if device.is_gpu() or x.dtype == mx.float32:
         is_sorted = arrangement.is_sorted
         return mx.gather_mm(x, weight, rhs_indices=experts, sorted_indices=is_sorted)
-    # on a CPU MLX multiplies gathered matrices in float32 only
+    # on a CPU, MLX multiplies gathered matrices only in float32
     if experts.size <= weight.shape[0]:
         return x @ weight[experts]
     wide = mx.gather_mm(*(a.astype(mx.float32) for a in (x, weight)), rhs_indices=experts)
@@ -129,7 +129,7 @@ class ExpertLinear(nn.Module):
         self.weight = mx.zeros((num_experts, output_dims, input_dims))
 
     def prefers_blocks(self, num_rows: int) -> bool:
-        """Whether so many rows are computed faster in blocks."""
+        """Return whether `num_rows` rows are computed faster in blocks."""
         enough = max(MIN_SORTED_ROWS, 4 * self.weight.shape[0])
         return num_rows >= enough and not device.is_gpu()
 
@@ -138,7 +138,7 @@ class ExpertLinear(nn.Module):
         return _products(x, self.weight, arrangement)
 
     def to_quantized(self, *, group_size: int, bits: int, mode: str) -> QuantizedExpertLinear:
-        """Return the quantised form."""
+        """Return the layer's quantised form."""
         return QuantizedExpertLinear(self.weight, group_size, bits, mode)
 
 
@@ -146,11 +146,11 @@ class QuantizedExpertLinear(nn.Module):
     """The quantised form of `ExpertLinear`.
 
     Attributes:
-        weight: Packed, `[E, out, in * bits / 32]`.
-        scales: `[E, out, in / group_size]`.
-        biases: As `scales`; only in the mode `affine`.
-        global_scales: A factor on the outputs of each expert, `[E]`, float32; only where the
-            checkpoint has such factors, in the mode `nvfp4`.
+        weight: Packed weights, `[E, out, in * bits / 32]`.
+        scales: Scales of groups, `[E, out, in / group_size]`.
+        biases: Biases of groups, shaped as `scales`; only in the mode `affine`.
+        global_scales: A factor on the outputs of each expert, `[E]`, float32; only for
+            checkpoints with such factors, in the mode `nvfp4`.
     """
 
     def __init__(self, weight: mx.array, group_size: int, bits: int, mode: str) -> None:
@@ -165,7 +165,7 @@ class QuantizedExpertLinear(nn.Module):
         self.freeze()
 
     def expect_global_scales(self) -> bool:
-        """Take a factor for each expert; return whether the mode has such factors."""
+        """Add a factor for each expert; return whether the mode has such factors."""
         if self.mode != "nvfp4":
             return False
         self.global_scales = mx.ones((self.weight.shape[0],))
@@ -173,7 +173,7 @@ class QuantizedExpertLinear(nn.Module):
         return True
 
     def prefers_blocks(self, num_rows: int) -> bool:
-        """Whether so many rows are worth unpacking the weights of every expert."""
+        """Return whether `num_rows` rows justify unpacking the weights of all experts."""
         return num_rows >= 16 * self.weight.shape[0] and not device.is_gpu()
 
     def __call__(self, x: mx.array, arrangement: Arrangement) -> mx.array:
@@ -181,7 +181,7 @@ class QuantizedExpertLinear(nn.Module):
         out = self._products(x, arrangement)
         if "global_scales" not in self:
             return out
-        # the scales of groups have eight bits: folded into them, this factor would be rounded
+        # folded into the 8-bit scales of groups, the factor would be rounded
         return _scaled(out, self.global_scales[arrangement.experts][:, None, None])
 
     def _products(self, x: mx.array, arrangement: Arrangement) -> mx.array:
@@ -203,7 +203,7 @@ class QuantizedExpertLinear(nn.Module):
 
 
 class Experts(nn.Module):
-    """MLPs of which each token is computed by a few.
+    """MLPs of which a few compute each token.
 
     `down(activation(gate(x)) * up(x))`, or `down(activation(up(x)))` if not gated.
     """
@@ -226,12 +226,12 @@ class Experts(nn.Module):
         self.down_proj = ExpertLinear(num_experts, hidden_dims, dims)
 
     def __call__(self, x: mx.array, chosen: mx.array, weights: mx.array) -> mx.array:
-        """Return the weighted sum of what each token's experts make of it.
+        """Return the weighted sum of the outputs of each token's experts.
 
         Args:
             x: `[T, dims]`.
             chosen: Experts of each token, `[T, k]`.
-            weights: Their weights, `[T, k]`, float32.
+            weights: Weights of the chosen experts, `[T, k]`, float32.
 
         Returns:
             `[T, dims]`, in the dtype of `x`; summed in float32.

@@ -1,4 +1,4 @@
-"""Norms, and residuals together with the norms behind them."""
+"""Norms, and sums of the residual stream fused with the norm that follows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = [
 
 
 class ResidualNorm(nn.Module):
-    """A norm with weights that may stand behind a residual.
+    """A norm with weights that may follow a sum of the residual stream.
 
     Attributes:
         weight: `[dims]`.
@@ -42,12 +42,12 @@ class ResidualNorm(nn.Module):
     def add(
         self, x: mx.array, delta: mx.array | None, *, after: Norm | None = None
     ) -> tuple[mx.array, mx.array]:
-        """Add what a block has made of the residual stream, and norm the sum for the next.
+        """Add a block's output to the residual stream, and norm the sum for the next block.
 
         Args:
-            x: The stream, `[T, dims]`.
-            delta: What is to be added; None before the first block.
-            after: A norm of `delta` before it is added.
+            x: The residual stream, `[T, dims]`.
+            delta: The block's output; None before the first block.
+            after: A norm of `delta` before the addition.
 
         Returns:
             The stream, and its norm.
@@ -64,13 +64,13 @@ class ResidualNorm(nn.Module):
         *,
         after: Norm | None = None,
     ) -> mx.array:
-        """Return the norm of some rows of the stream, after the last block.
+        """Return the norm of some rows of the residual stream, after the last block.
 
         Args:
             x: The stream, `[T, dims]`.
-            delta: What is to be added; None if there was no block.
+            delta: The last block's output; None without a block.
             rows: Indices `[R]` of the rows, strictly ascending.
-            after: A norm of `delta` before it is added.
+            after: A norm of `delta` before the addition.
         """
         if rows.shape[0] < x.shape[0]:
             x, delta = x[rows], None if delta is None else delta[rows]
@@ -78,7 +78,7 @@ class ResidualNorm(nn.Module):
 
 
 class RMSNorm(ResidualNorm):
-    """An RMS norm with the parameters of MLX's own."""
+    """An RMS norm with the parameters of `mlx.nn.RMSNorm`."""
 
     def __init__(self, dims: int, *, eps: float) -> None:
         super().__init__(mx.ones((dims,)), eps=eps)
@@ -89,7 +89,7 @@ class RMSNorm(ResidualNorm):
 
 
 class ZeroCentredRMSNorm(ResidualNorm):
-    """An RMS norm whose weight is stored as its distance from one."""
+    """An RMS norm with a weight that is stored as its distance from one."""
 
     zero_centred = True
 

@@ -1,4 +1,4 @@
-"""Rotary position embeddings: the rotation; `rope_config` has what config.json says of it."""
+"""Rotary position embeddings: the rotation. `rope_config` reads config.json."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from .rope_config import base_frequencies
 
 @attrs.frozen(eq=False)
 class _Columns:
-    """The elements of a head as a rotation sees them, `[W]` each.
+    """Frequency and axis of each element of a head, `[W]` each.
 
     Attributes:
-        freq: Frequency, float32; 0 of an element that is not rotated.
-        axis: Axis of the positions, int32; None if all are of the first.
+        freq: Frequency, float32; 0 for an element that is not rotated.
+        axis: Axis of the positions, int32; None if all elements use the first axis.
     """
 
     freq: mx.array
@@ -28,12 +28,12 @@ class _Columns:
 
     @classmethod
     def of(cls, spec: RopeSpec, pairs: Sequence[int], num_rest: int = 0) -> _Columns:
-        """Return the columns of elements, given the pair that each belongs to.
+        """Return the columns of elements, from the pair of each element.
 
         Args:
             spec: The rotation.
-            pairs: Index of the rotated elements' pairs.
-            num_rest: Elements behind them that are not rotated.
+            pairs: Index of the pair of each rotated element.
+            num_rest: Number of elements behind them that are not rotated.
         """
         freqs = spec.inv_freq or base_frequencies(spec.dims, spec.theta)
         axes = spec.axes or ()
@@ -53,10 +53,10 @@ class _Columns:
 
 @functools.cache
 def _columns(spec: RopeSpec, width: int) -> tuple[_Columns, mx.array, mx.array]:
-    """Return the elements, and factor of the cosine and of the sine of each, `[width]`.
+    """Return the columns `[width]` and each element's factor of the cosine and of the sine.
 
-    The sine's is negative where an element loses its partner's share. Elements that are not
-    rotated have the frequency 0 and gain nothing.
+    The sine's factor is negative where the partner's share is subtracted. Elements without a
+    rotation have the frequency 0 and the sine's factor 0.
     """
     half, num_rest = spec.dims // 2, width - spec.dims
     signs = [-spec.scale] * half + [spec.scale] * half
@@ -71,7 +71,7 @@ def _columns(spec: RopeSpec, width: int) -> tuple[_Columns, mx.array, mx.array]:
 
 @functools.cache
 def _halves(spec: RopeSpec) -> tuple[_Columns, mx.array]:
-    """Return the pairs `[dims]`, twice each, and which of them are the cosines'."""
+    """Return the pairs' columns twice, `[dims]`, and a mask of the first copy, for cosines."""
     half = spec.dims // 2
     is_cos = mx.array([True] * half + [False] * half)
     mx.eval(is_cos)
@@ -97,23 +97,23 @@ def _partners(x: mx.array, spec: RopeSpec) -> mx.array:
 
 
 class Rotation:
-    """Rotates heads at the positions of one step; a table is made once a spec and dtype.
+    """Rotates heads at the positions of one step; a table is made once for a spec and dtype.
 
-    Angles are computed in float32, as every implementation of the families does.
+    Angles are float32, as in every reference implementation of the families.
     """
 
     def __init__(self, positions: mx.array) -> None:
-        """Prepare a step.
+        """Prepare the rotation of a step.
 
         Args:
-            positions: `[T]`, or `[A, T]` of several axes; see `StepBatch.rotary`.
+            positions: `[T]`, or `[A, T]` for several axes; see `StepBatch.rotary`.
         """
         self._positions = positions
         self._turns: dict[RopeSpec, Turns] = {}
         self._tables: dict[tuple[RopeSpec, int, mx.Dtype], tuple[mx.array, mx.array]] = {}
 
     def _table(self, spec: RopeSpec, width: int, dtype: mx.Dtype) -> tuple[mx.array, mx.array]:
-        """Return the factors `[T, 1, width]` of elements and of their partners, in `dtype`."""
+        """Return factors `[T, 1, width]` for elements and for their partners, in `dtype`."""
         table = self._tables.get((spec, width, dtype))
         if table is None:
             columns, gains, signs = _columns(spec, width)
@@ -129,11 +129,11 @@ class Rotation:
         return _blend(x, _partners(x, spec), *self._table(spec, x.shape[-1], x.dtype))
 
     def turns(self, spec: RopeSpec) -> Turns:
-        """Return the same rotation as kernels take it."""
+        """Return the rotation as kernels read it."""
         if spec not in self._turns:
             columns, is_cos = _halves(spec)
             angles = columns.angles(self._positions)
-            # element by element, so that it can be one launch: a concatenation could not
+            # `where` fuses into one launch with its inputs; a concatenation would not
             factors = mx.where(is_cos, mx.cos(angles), mx.sin(angles)) * spec.scale
             self._turns[spec] = Turns(factors, spec.interleaved)
         return self._turns[spec]

@@ -1,4 +1,4 @@
-"""From what config.json says of rotary embeddings to their frequencies."""
+"""Rotary embeddings of config.json: from keys and rules to frequencies."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def _linear(spec: RopeSpec, scaling: Mapping[str, Any], _: int) -> RopeSpec:
 
 
 def _llama3(spec: RopeSpec, scaling: Mapping[str, Any], _: int) -> RopeSpec:
-    """Stretch long wavelengths, keep short ones, blend between.
+    """Stretch long wavelengths, keep short wavelengths, blend in between.
 
-    Source: the rope scaling of Llama 3.1 as its makers ship it.
+    Source: the rope scaling of Llama 3.1 in Meta's release.
     """
     factor = _number(scaling, "factor")
     low, high = _number(scaling, "low_freq_factor"), _number(scaling, "high_freq_factor")
@@ -53,7 +53,7 @@ def _llama3(spec: RopeSpec, scaling: Mapping[str, Any], _: int) -> RopeSpec:
     return RopeSpec(spec.dims, spec.theta, spec.interleaved, inv_freq)
 
 
-# parameters of variants of YaRN that no family here uses
+# parameters of YaRN variants that no family here uses
 _YARN_VARIANTS = ("mscale", "mscale_all_dim", "truncate")
 
 
@@ -97,12 +97,12 @@ _RULES: Mapping[str, Callable[[RopeSpec, Mapping[str, Any], int], RopeSpec]] = {
 
 @attrs.frozen
 class RopeRule:
-    """What config.json says of rotary embeddings.
+    """The rotary embedding as config.json states it.
 
     Attributes:
         keys: The object that states the rule, under `rope_type` or `type`, with the rule's
             parameters; empty for the plain embedding.
-        path: Its path.
+        path: Path of the object, for errors.
         base: Base of the wavelengths.
         dims_key: Path of the key that states the width of a head.
     """
@@ -120,18 +120,18 @@ class RopeRule:
         base: float | None = None,
         interleaved: bool = False,
     ) -> RopeSpec:
-        """Return the rotary embedding of heads of which `dims` elements are rotated.
+        """Return the rotary embedding of heads with `dims` rotated elements.
 
         Args:
             dims: Leading elements of a head that are rotated.
-            max_context: The model's context, in tokens, where a rule needs it.
-            base: Base of the wavelengths, if it is not the model's.
+            max_context: The model's context, in tokens, for rules that need the context.
+            base: Base of the wavelengths; None for the model's base.
             interleaved: Rotate pairs `(2i, 2i+1)`.
 
         Raises:
             ConfigError: A rule's parameter is missing, mistyped or out of range, or `dims` is
                 odd.
-            UnsupportedModelError: An unknown rule.
+            UnsupportedModelError: The rule is unknown.
         """
         if dims < 2 or dims % 2:
             raise ConfigError(self.dims_key, f"must leave an even number to rotate, not {dims}")
@@ -142,7 +142,7 @@ class RopeRule:
             raise ConfigError(f"{self.path}.{error.key}", error.reason) from error
 
     def _apply(self, spec: RopeSpec, max_context: int) -> RopeSpec:
-        # a null counts as missing, as everywhere in a config.json
+        # a null value counts as missing, as everywhere in a config.json
         rule = self.keys.get("rope_type") or self.keys.get("type") or "default"
         if rule == "default":
             return spec
@@ -152,10 +152,10 @@ class RopeRule:
         return _RULES[rule](spec, self.keys, max_context)
 
     def share(self, default: float) -> float:
-        """Return `partial_rotary_factor`, the share of a head that is rotated.
+        """Return `partial_rotary_factor`, the rotated share of a head.
 
         Raises:
-            ConfigError: It is no number above zero and at most one.
+            ConfigError: The value is no number above zero and at most one.
         """
         stated = self.keys.get("partial_rotary_factor")
         path = f"{self.path}.partial_rotary_factor"
@@ -174,14 +174,14 @@ def rope_spec(
 
     Args:
         dims: Leading elements of a head that are rotated.
-        theta: The base.
+        theta: Base of the wavelengths.
         scaling: `rope_scaling` of config.json.
-        max_context: The model's context, in tokens, where a rule needs it.
+        max_context: The model's context, in tokens, for rules that need the context.
         interleaved: Rotate pairs `(2i, 2i+1)`.
 
     Raises:
         ConfigError: As `RopeRule.spec`.
-        UnsupportedModelError: An unknown rule.
+        UnsupportedModelError: The rule is unknown.
     """
     rule = RopeRule(scaling or {}, "rope_scaling", theta)
     return rule.spec(dims, max_context=max_context, interleaved=interleaved)
@@ -195,20 +195,20 @@ def read_rope(
     base_keys: Sequence[str] = ("rope_theta",),
     layer_type: str | None = None,
 ) -> RopeRule:
-    """Return what config.json says of rotary embeddings, in the older keys or the newer ones.
+    """Return the rotary embedding of config.json, from its older or its newer keys.
 
-    `rope_parameters` wins over `rope_scaling`, and a base in that object over one beside it. A
-    value that is there always counts: a base of zero is an error, and not a missing one.
+    `rope_parameters` wins over `rope_scaling`, and a base inside that object over a base beside
+    it. A given value always counts: a base of zero is an error, not a missing base.
 
     Args:
         keys: The model's keys.
-        base: The base where config.json has none; None if it must have one.
+        base: Default of the base; None if config.json must have a base.
         key: Name of a key -> its path, for errors.
-        base_keys: Names of the base beside that object; the first that is there counts.
-        layer_type: Type of the layers, where the object may have an object for each type.
+        base_keys: Names of the base outside the object; the first present key wins.
+        layer_type: Type of the layers, for configs with one object for each type.
 
     Raises:
-        ConfigError: The base is missing or out of range, or a rule is no object.
+        ConfigError: The base is missing or out of range, or the rule is no object.
     """
     name = "rope_parameters" if keys.get("rope_parameters") else "rope_scaling"
     rule, path = _object(keys.get(name), key(name)), key(name)

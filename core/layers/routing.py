@@ -1,4 +1,4 @@
-"""Which experts compute a token, and with which weights."""
+"""The choice of experts for each token, and the weights of the chosen experts."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from ..metal.runtime.fusion import fused
 
 @attrs.frozen
 class Routing:
-    """How a router's logits become experts and their weights.
+    """From a router's logits to experts and weights.
 
     Attributes:
         num_chosen: Experts that compute a token.
-        scores: What is made of the logits, over all experts.
-        renormalise: Whether the weights of the chosen experts are made to sum to one.
-        epsilon: Added to that sum.
+        scores: Function from logits to scores, over all experts.
+        renormalise: Whether the weights of the chosen experts are normalised to sum to one.
+        epsilon: Added to the sum of the weights before the division.
         scale: Factor on the weights.
-        num_groups: Groups of consecutive experts, at least two in each if there are several.
-        num_chosen_groups: Groups that a token's experts come from.
+        num_groups: Groups of consecutive experts; several groups have two experts or more.
+        num_chosen_groups: Groups from which a token's experts are chosen.
     """
 
     num_chosen: int
@@ -37,11 +37,11 @@ class Routing:
     def __call__(
         self, logits: mx.array, bias: mx.array | None = None
     ) -> tuple[mx.array, mx.array]:
-        """Choose the experts of each token; scores are computed in float32.
+        """Choose the experts of each token, with scores in float32.
 
         Args:
             logits: `[T, E]`.
-            bias: `[E]`, added to the scores when experts are chosen, and only then.
+            bias: `[E]`, added to the scores for the choice alone, not for the weights.
 
         Returns:
             The chosen experts `[T, k]`, in no order, and their weights `[T, k]`, float32.
@@ -57,16 +57,16 @@ class Routing:
         return chosen, weights if self.scale == 1 else weights * self.scale
 
     def _ranking(self, scores: mx.array, bias: mx.array | None) -> mx.array:
-        """Return `[T, E]`, the least for the experts that come first."""
+        """Return sort keys `[T, E]`, the least for the best experts."""
         if self.num_chosen_groups < self.num_groups:
             return -self._within_groups(scores if bias is None else scores + bias)
         return -scores if bias is None else _against(scores, bias)
 
     def _within_groups(self, scores: mx.array) -> mx.array:
-        """Return scores `[T, E]` with zeros for the experts of the groups that are left out.
+        """Return scores `[T, E]` with zeros for the experts of the groups not chosen.
 
-        A group is as good as its two best experts together. Source: the choice of DeepSeek-V3,
-        as Nemotron-H's makers ship it, zeros included.
+        A group's score is the sum of its two best experts' scores. Source: DeepSeek-V3's
+        choice, as in Nemotron-H's reference implementation, zeros included.
         """
         groups = scores.reshape(scores.shape[0], self.num_groups, -1)
         best = mx.topk(groups, 2, axis=-1).sum(axis=-1)

@@ -1,4 +1,4 @@
-"""Depthwise causal convolution over a few tokens, as a layer."""
+"""A depthwise causal convolution over a few tokens, as a layer."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ def taps(kernel: mx.array) -> mx.array:
     """Return a checkpoint's depthwise kernel as `[K, C]`, the oldest token's row first.
 
     Args:
-        kernel: `[C, 1, K]` as Hugging Face stores it, or `[C, K, 1]` as MLX does.
+        kernel: `[C, 1, K]` as stored by Hugging Face, or `[C, K, 1]` as stored by MLX.
     """
     return kernel.reshape(kernel.shape[0], -1).T
 
 
 class ShortConv(nn.Module):
-    """`out[t] = bias + sum_i weight[i] * x[t - K + 1 + i]`, for each channel on its own.
+    """`out[t] = bias + sum_i weight[i] * x[t - K + 1 + i]`, for each channel separately.
 
-    What came before a sequence's first token counts as zeros. Sums are made in float32; so is
-    `activation`, if one is given, which is applied to them.
+    Tokens before a sequence's first token count as zeros. Sums are float32, and so is the
+    optional `activation`, which is applied to the sums.
 
     Attributes:
         weight: `[K, C]`, see `taps`.
-        bias: `[C]`, if it has one.
+        bias: `[C]`; only if `bias` was asked for.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class ShortConv(nn.Module):
         bias: bool = False,
         activation: Activation | None = None,
     ) -> None:
-        """Make a convolution of `length` tokens, K, over `channels`, C."""
+        """Create a convolution of `length` tokens, K, over `channels`, C."""
         super().__init__()
         self._activation = activation
         self._taps: Taps | None = None
@@ -50,9 +50,9 @@ class ShortConv(nn.Module):
         """Convolve `L` tokens of `N` sequences.
 
         Args:
-            x: `[N, L, W]`; its columns `start … start + C` are convolved.
-            state: The inputs of the K - 1 tokens before them, `[N, K - 1, C]`.
-            start: First column.
+            x: `[N, L, W]`, of which columns `start … start + C` are convolved.
+            state: Inputs of the K - 1 tokens before, `[N, K - 1, C]`.
+            start: First convolved column.
 
         Returns:
             The output `[N, L, C]` and the state after the tokens, in the dtype of `state`.
@@ -64,7 +64,7 @@ class ShortConv(nn.Module):
 
         Args:
             joined: `b`, `c` and `x` side by side, `[N, L, 3 * C]`.
-            state: What `b * x` was for the K - 1 tokens before them, `[N, K - 1, C]`.
+            state: Values of `b * x` for the K - 1 tokens before, `[N, K - 1, C]`.
 
         Returns:
             As `__call__`.
@@ -72,7 +72,7 @@ class ShortConv(nn.Module):
         return gated_short_conv(joined, state, self._as_taps())
 
     def _as_taps(self) -> Taps:
-        """Return the parameters, made anew if one was replaced."""
+        """Return the parameters, prepared again after a parameter was replaced."""
         bias = self.get("bias")
         known = self._taps
         if known is None or known.weight is not self.weight or known.bias is not bias:

@@ -1,4 +1,4 @@
-"""A router and its experts, in the place of an MLP."""
+"""A router and its experts, in place of an MLP."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ __all__ = ["SparseMLP"]
 
 
 class SparseMLP(nn.Module):
-    """Experts of which a router picks a few for each token.
+    """Experts, and a router that chooses a few of them for each token.
 
-    The experts' weights are stacked: `weights.stacked("experts")` makes that of a checkpoint
-    that has them one by one.
+    The experts' weights are stacked. `weights.stacked("experts")` stacks the weights of a
+    checkpoint with one tensor for each expert.
 
     Attributes:
-        BIAS: Name of what is added to the scores of the experts for their choice alone.
+        BIAS: Name of the bias that is added to the scores for the choice alone.
     """
 
     BIAS: ClassVar[str] = "expert_bias"
@@ -34,13 +34,13 @@ class SparseMLP(nn.Module):
         *,
         bias: bool = False,
     ) -> None:
-        """Make the layer.
+        """Create the layer.
 
         Args:
             dims: Width `D` of the stream.
             hidden_dims: Width of an expert.
-            num_experts: Experts.
-            routing: How they are chosen and weighed.
+            num_experts: Number of experts.
+            routing: Choice and weights of the experts.
             bias: Whether a bias enters the choice.
         """
         super().__init__()
@@ -51,7 +51,7 @@ class SparseMLP(nn.Module):
             self[self.BIAS] = mx.zeros((num_experts,))
 
     def delta(self, x: Normed) -> mx.array:
-        """Return what is added to the stream, for `x [T, D]`."""
+        """Return the layer's addition to the stream, for `x [T, D]`."""
         rows = x.computed()
         chosen, weights = self._routing(self.gate(rows), self.get(self.BIAS))
         return self.experts(rows, chosen, weights)

@@ -1,9 +1,9 @@
-"""The residual stream, whose sums and norms are computed with the products beside them.
+"""The residual stream, with sums and norms fused into the products around them.
 
-A block is written as its formula: `x = x + attention(norm(x))`, `x = x + mlp(norm(x))`. Which
-operations are one is decided when all are known. Of few rows a norm becomes part of the
-product that reads it, and a sum part of the product that makes it; of many rows, and wherever
-no kernel does that, a sum is computed together with the norm behind it.
+A block is written as its formula: `x = x + attention(norm(x))`, `x = x + mlp(norm(x))`. The
+fusion is chosen when all operations are known. For few rows, a norm becomes part of the product
+that reads the norm, and a sum becomes part of the product before the sum. For many rows, and
+where no kernel fuses these, a sum is fused with the norm that follows.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ __all__ = ["Delta", "Input", "Normed", "Stream", "project"]
 
 @attrs.frozen(eq=False)
 class Normed:
-    """`norm(x)`, for a product to read.
+    """`norm(x)`, as input of a product.
 
     Attributes:
         x: `[T, dims]`.
-        norm: What is still to be done to `x`; None where it is normed already.
+        norm: Norm that is still to be applied to `x`; None if `x` is normed.
     """
 
     x: mx.array
     norm: ResidualNorm | None = None
 
     def computed(self) -> mx.array:
-        """Return `norm(x)`, an operation of its own: for what is no product."""
+        """Return `norm(x)` from a separate operation, for readers other than products."""
         return self.x if self.norm is None else self.norm(self.x)
 
 
 Input: TypeAlias = mx.array | Normed
-"""What a product reads, `[T, dims]`."""
+"""Input of a product, `[T, dims]`."""
 
 
 def project(layer: nn.Module, x: Input) -> mx.array:
-    """Return `layer(x)` `[T, out]`; few rows are normed on the way."""
+    """Return `layer(x)` `[T, out]`; for few rows the norm is fused into the product."""
     if isinstance(x, Normed):
         if x.norm is not None:
             out = normed_projection(layer, x.x, x.norm)
@@ -55,11 +55,11 @@ def project(layer: nn.Module, x: Input) -> mx.array:
 
 @attrs.frozen(eq=False)
 class Delta:
-    """What a block adds to the stream: `layer(x)`.
+    """A block's addition to the stream: `layer(x)`.
 
     Attributes:
         layer: The block's last layer.
-        x: `[T, in]`, or the heads of an attention, `[T, H, D]`, that make such rows.
+        x: `[T, in]`, or the heads of an attention, `[T, H, D]`, to be flattened.
     """
 
     layer: nn.Module
@@ -76,8 +76,8 @@ class Stream:
 
     Attributes:
         x: `[T, dims]`.
-        delta: What is still to be added, None for nothing.
-        after: What is still to be done to `delta` before, None for nothing.
+        delta: Addition that is still to be made; None for no addition.
+        after: Norm of `delta` before the addition; None for no norm.
     """
 
     x: mx.array
@@ -85,16 +85,16 @@ class Stream:
     after: Norm | None = None
 
     def add(self, delta: Delta | mx.array, *, after: Norm | None = None) -> Stream:
-        """Return the stream with what a block adds to it.
+        """Return the stream with a block's addition.
 
         Args:
             delta: `[T, dims]`, computed or not.
-            after: A norm of `delta` before it is added.
+            after: A norm of `delta` before the addition.
         """
         x = self.computed()
         if not isinstance(delta, Delta):
             return Stream(x, delta, after)
-        # a norm needs the whole row, which no product has
+        # a norm needs the whole row, but each thread of a product has a part only
         total = None if after is not None else added_projection(delta.layer, delta.x, x)
         return Stream(x, delta.computed(), after) if total is None else Stream(total)
 
@@ -116,7 +116,7 @@ class Stream:
         return Stream(self.x[rows], delta, self.after)
 
     def norm(self, norm: ResidualNorm) -> tuple[Stream, Normed]:
-        """Return the stream, and its norm for the next block."""
+        """Return the stream, and the norm of its sum for the next block."""
         if self.delta is None:
             return self, Normed(self.x, norm)
         x, normed = norm.add(self.x, self.delta, after=self.after)
@@ -126,7 +126,7 @@ class Stream:
         """Return the norm of some rows `[R, dims]`, after the last block.
 
         Args:
-            norm: The model's last.
+            norm: The model's last norm.
             rows: Indices `[R]`, strictly ascending.
         """
         return norm.add_rows(self.x, self.delta, rows, after=self.after)

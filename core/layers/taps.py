@@ -1,4 +1,4 @@
-"""Hidden states that a step asks for, collected while its layers run."""
+"""Hidden states at the step's taps, collected while the layers run."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ __all__ = ["Readout", "Taps"]
 
 @attrs.frozen(eq=False)
 class Readout:
-    """What a trunk hands to its head.
+    """Output of a trunk, for the head.
 
     Attributes:
-        rows: Normed hidden states `[R, D]` of the rows that want logits.
-        hidden: Hidden states `[H, D]` of each tap.
+        rows: Normed hidden states `[R, D]` of the rows with logits.
+        hidden: Hidden states `[H, D]` at each tap.
     """
 
     rows: mx.array
     hidden: Mapping[Tap, mx.array]
 
     def output(self, head: Callable[[mx.array], mx.array]) -> ForwardOutput:
-        """Return the answer of `forward`.
+        """Return the output of `forward`.
 
         Args:
-            head: From hidden states `[R, D]` to logits `[R, V]`.
+            head: Maps hidden states `[R, D]` to logits `[R, V]`.
         """
         return ForwardOutput(head(self.rows) if self.rows.shape[0] else None, self.hidden)
 
@@ -39,7 +39,7 @@ class Taps:
     """Collects the hidden states of one step; nothing is computed for a step without taps.
 
     Attributes:
-        hidden: Hidden states `[H, D]` of each tap that was passed so far.
+        hidden: Hidden states `[H, D]` at each tap that was reached so far.
     """
 
     def __init__(self, batch: StepBatch) -> None:
@@ -48,14 +48,14 @@ class Taps:
         self._wanted = {tap.layer for tap in batch.taps}
 
     def beyond(self, layer: int) -> bool:
-        """Return whether a tap reads the output of `layer`, of a later one, or the final norm.
+        """Return whether a tap reads behind `layer`, a later layer, or the final norm.
 
-        For trunks that compute some rows only from a layer on.
+        For trunks that compute only some rows from a certain layer on.
         """
         return any(wanted is None or wanted >= layer for wanted in self._wanted)
 
     def after(self, layer: int, stream: Stream) -> None:
-        """Keep the stream behind a layer, if a tap reads there.
+        """Keep the stream behind a layer if a tap reads there.
 
         Args:
             layer: Index of the layer.
@@ -65,11 +65,11 @@ class Taps:
             self.hidden[Tap(layer)] = stream.rows(self._batch.hidden_rows).computed()
 
     def read_out(self, stream: Stream, norm: ResidualNorm) -> Readout:
-        """Norm the rows that are wanted, behind the last layer.
+        """Norm the rows with logits, and those of a final tap, behind the last layer.
 
         Args:
             stream: The stream `[T, D]` behind the last layer.
-            norm: The model's last.
+            norm: The model's last norm.
         """
         batch = self._batch
         rows = stream.norm_rows(norm, batch.logit_rows)

@@ -1,1 +1,1 @@
-"""The conformance suite, and what tests of plugins need."""
+"""The conformance suite, and helpers for tests of plugins."""

@@ -1,4 +1,4 @@
-"""Clauses about what a family computes: its weights, a reference, one path against another."""
+"""Clauses about a family's computations: weights, goldens, one path against another."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ from .quantise import quantise_checkpoint
 from .subject import CACHE_TOKENS, Subject
 
 STEP_IDS = [1, 2, 3, 5, 8, 13, 21]
-"""A short prompt; any model has as many token ids."""
+"""A short prompt, with ids inside every model's vocabulary."""
 
 NUM_TOKENS = 24
-"""Length of an answer, where no golden gives one."""
+"""Length of an answer without a golden."""
 
 BLOCK_SIZE = CacheSettings().paged_block_size
 
 
 class ComputedClauses:
-    """Weights, reference, and the ways in which a request may be run."""
+    """Weights, goldens, and the paths on which a request may run."""
 
     @pytest.fixture(scope="module")
     @classmethod
@@ -52,7 +52,7 @@ class ComputedClauses:
     @pytest.fixture(scope="module")
     @classmethod
     def goldens(cls, subject: Subject) -> Goldens:
-        """What a reference answered."""
+        """Answers of a reference implementation."""
         if subject.goldens is None:
             pytest.skip(f"{subject.path} has no golden.json to compare with")
         return subject.goldens
@@ -66,7 +66,7 @@ class ComputedClauses:
     @pytest.fixture(scope="module")
     @classmethod
     def serial(cls, model: Model, prompts: list[list[int]]) -> list[Completion]:
-        """Their greedy answers, each computed alone."""
+        """Greedy answers to the prompts, each computed alone."""
         return one_by_one(model, prompts, max_tokens=NUM_TOKENS, cache_salt="serial")
 
     # -- weights ---------------------------------------------------------------------------
@@ -86,7 +86,7 @@ class ComputedClauses:
     def test_quantised(
         self, subject: Subject, model: Model, tmp_path: Path, mode: Mode, group_size: int
     ) -> None:
-        """FA: MLX-quantised weights load, take less room, and answer alike on both paths."""
+        """FA: MLX-quantised weights load, take less memory, and answer alike on both paths."""
         if subject.path.is_file() or "quantization" in subject.config:
             pytest.skip("the checkpoint is quantised already")
         quantise_checkpoint(subject, tmp_path, mode=mode, group_size=group_size, bits=4)
@@ -101,7 +101,7 @@ class ComputedClauses:
         assert all(tokens(answers[0]))
 
     def test_numbers_at_their_edges(self, subject: Subject) -> None:
-        """FA: a config that passes with a number at its edge gives logits that are numbers."""
+        """FA: a config with a number at its edge is refused or gives finite logits."""
         family = subject.family
         for path, number, config in config_probe.edge_configs(family, subject.config):
             try:
@@ -115,7 +115,7 @@ class ComputedClauses:
     # -- one step ------------------------------------------------------------------------------
 
     def test_forward_contract(self, subject: Subject) -> None:
-        """FW-2: each cached layer calls its context once; each wanted row has its logits."""
+        """FW-2: each cached layer calls its context once; each wanted row gets its logits."""
         family, config = subject.family, subject.family.parse_config(subject.config)
         layout, shape = family.declare_cache_groups(config), family.model_shape(config)
         model = weight_probe.built(subject, config)
@@ -132,7 +132,7 @@ class ComputedClauses:
     # -- against a reference ---------------------------------------------------------------
 
     def test_reference_logits(self, model: Model, goldens: Goldens) -> None:
-        """FA: float32 logits are the reference's, up to rounding."""
+        """FA: float32 logits equal the reference's, up to rounding."""
         for prompt_id, golden in goldens.logits.items():
             ids = goldens.prompt(prompt_id).ids
             logits = np.array(model.logits(ids))[golden.positions]
@@ -140,7 +140,7 @@ class ComputedClauses:
             assert logit_distance(logits, golden.logits) <= LOGIT_TOLERANCE, prompt_id
 
     def test_greedy_equals_reference(self, model: Model, goldens: Goldens) -> None:
-        """FA: greedy tokens are the reference's, up to its first tie."""
+        """FA: greedy tokens equal the reference's, up to the reference's first tie."""
         for prompt in goldens.prompts:
             answer = model.generate(prompt.ids, max_tokens=prompt.max_new)
 
@@ -155,7 +155,7 @@ class ComputedClauses:
         prompts: list[list[int]],
         serial: list[Completion],
     ) -> None:
-        """KV-10: both paths give the same text, one turn and two, and one of them hits."""
+        """KV-10: both paths give the same text, for one turn and two; only the paged one hits."""
         with subject.load(use_block_paged_cache=False) as flat:
             lanes = [model.info.lane, flat.info.lane]
             first = one_by_one(flat, prompts[1::2], max_tokens=NUM_TOKENS)
@@ -176,7 +176,7 @@ class ComputedClauses:
     def test_batched_equals_serial(
         self, model: Model, prompts: list[list[int]], serial: list[Completion]
     ) -> None:
-        """TG-3: requests that share steps answer as each would alone."""
+        """TG-3: requests in shared steps give the answers of requests alone."""
         batched = at_once(model, prompts, max_tokens=NUM_TOKENS, cache_salt="batched")
 
         assert tokens(batched) == tokens(serial)
@@ -185,7 +185,7 @@ class ComputedClauses:
     def test_preempted_equals_serial(
         self, subject: Subject, model: Model, prompts: list[list[int]]
     ) -> None:
-        """SC-3: requests that lose their blocks and compute again answer alike."""
+        """SC-3: preempted requests, computed again, give the answers of requests alone."""
         short, longest = prompts[:4], len(prompts[3]) + NUM_TOKENS
         with subject.load(
             paged_cache_memory_mb=subject.cache_mb(2 * longest),
@@ -193,7 +193,7 @@ class ComputedClauses:
             max_num_seqs=MAX_NUM_SEQS_LIMIT,
         ) as crowded:
             capacity = crowded.stats().scheduler.block_capacity * BLOCK_SIZE
-            # long enough that as many rows as may run need twice what there is
+            # long enough that the rows that may run need twice the capacity
             num_tokens = max(NUM_TOKENS, 2 * capacity // MAX_NUM_SEQS_LIMIT)
             options: dict[str, Any] = {"max_tokens": num_tokens, "ignore_eos": True}
             crowd = short * (capacity // longest + 2)
@@ -208,7 +208,7 @@ class ComputedClauses:
         assert tokens(answers) == tokens(alone) * (len(crowd) // len(short))
 
     def test_restored_equals_computed(self, subject: Subject, model: Model) -> None:
-        """TG-1: a fresh instance answers from disk as one that computes, and does restore."""
+        """TG-1: a fresh instance restores prefixes, with answers equal to computed ones."""
         eligibility = subject.family.cold_restore_eligibility(model.info.config)
         if not eligibility.eligible:
             pytest.skip(eligibility.reason)
@@ -230,14 +230,14 @@ class ComputedClauses:
         serial: list[Completion],
         prefill_chunk_size: int,
     ) -> None:
-        """SC-1: a prompt that is computed in slices is answered as in one piece."""
+        """SC-1: a prompt in slices gives the answer of the whole prompt."""
         with subject.load(prefill_chunk_size=prefill_chunk_size) as model:
             sliced = one_by_one(model, prompts, max_tokens=NUM_TOKENS)
 
         assert tokens(sliced) == tokens(serial)
 
     def test_row_exact(self, subject: Subject, prompts: list[list[int]]) -> None:
-        """SC-8: in the row-exact lane log-probabilities are bit-identical in any company."""
+        """SC-8: in the row-exact lane, log-probabilities are bit-identical in any batch."""
         options: dict[str, Any] = {"max_tokens": 12, "logprobs": 5}
         with subject.load(row_exact=True) as model:
             alone = one_by_one(model, prompts[::2], **options, cache_salt="alone")
@@ -248,7 +248,7 @@ class ComputedClauses:
         assert [a.logprobs for a in batched] == [a.logprobs for a in alone]
 
     def test_seeded_sampling_equals(self, model: Model, prompts: list[list[int]]) -> None:
-        """SC-7: a seed gives the same tokens alone and in a batch, and another seed others."""
+        """SC-7: a seed gives equal tokens alone and in a batch; another seed gives others."""
         options: dict[str, Any] = {"max_tokens": NUM_TOKENS, "temperature": 1.0}
         alone = one_by_one(model, prompts[::2], seed=7, **options)
         batched = at_once(model, prompts[::2], seed=7, **options)

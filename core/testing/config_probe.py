@@ -1,4 +1,4 @@
-"""What a family makes of a config.json with one thing wrong."""
+"""Probes of a family's parser: a config.json with one fault."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EDGES: tuple[float, ...] = (
     *(-2, -1, 0, 1, 2**20, 2**31 - 1, 2**31, 4 * 10**12, 10**400),
     *(-1.0, 0.0, 5e-324, 1e-30, 1e30, 1e308, float("inf"), float("nan")),
 )
-"""Numbers that some implementation has failed at, on either side of what fits."""
+"""Numbers at the edges of integer and float types."""
 
 
 def key_paths(raw: Mapping[str, Any], prefix: KeyPath = ()) -> Iterator[KeyPath]:
@@ -39,7 +39,7 @@ def number_paths(raw: Mapping[str, Any]) -> Iterator[KeyPath]:
 
 
 def with_number(raw: Mapping[str, Any], path: KeyPath, number: float) -> dict[str, Any]:
-    """Return a deep copy with a number at `path`, at the head of the list if there is one."""
+    """Return a deep copy with a number at `path`, or at the head of the list at `path`."""
     value = value_at(raw, path)
     return replaced(raw, path, [number, *value[1:]] if isinstance(value, list) else number)
 
@@ -70,14 +70,14 @@ def replaced(raw: Mapping[str, Any], path: KeyPath, value: Any) -> dict[str, Any
 
 
 def mistyped(value: Any) -> Any:
-    """Return a value of another type; instead of null a bool, which few keys may be."""
+    """Return a value of another type; for null a bool, which few keys accept."""
     if value is None:
         return True
     return "mistyped" if isinstance(value, int | float) else 13
 
 
 def wipe(raw: dict[str, Any]) -> None:
-    """Empty a mapping and all that it holds, for whoever has kept a reference to notice."""
+    """Empty a mapping with all nested values, so that kept references show."""
     for value in raw.values():
         if isinstance(value, dict):
             wipe(value)
@@ -88,12 +88,12 @@ def wipe(raw: dict[str, Any]) -> None:
 
 @attrs.frozen
 class Refusal:
-    """An error that a family raised for a config; equal errors are equal, unlike exceptions.
+    """A family's error for a config, comparable by value, unlike exceptions.
 
     Attributes:
-        kind: Its class.
-        key: Path of the key that a `ConfigError` is about.
-        sentence: Its text.
+        kind: Class of the error.
+        key: Path of the key of a `ConfigError`.
+        sentence: Message of the error.
     """
 
     kind: type[Exception]
@@ -102,13 +102,13 @@ class Refusal:
 
     @classmethod
     def of(cls, error: ConfigError | UnsupportedModelError) -> Refusal:
-        """Return what an error says."""
+        """Return the refusal with the values of an error."""
         key = error.key if isinstance(error, ConfigError) else ""
         return cls(type(error), key, str(error))
 
 
 def outcome(family: Family, raw: Mapping[str, Any]) -> Any:
-    """Return the family's config, or the `Refusal` in its place."""
+    """Return the family's config, or the `Refusal`."""
     try:
         return family.parse_config(raw)
     except (ConfigError, UnsupportedModelError) as error:
@@ -116,10 +116,10 @@ def outcome(family: Family, raw: Mapping[str, Any]) -> Any:
 
 
 def refuses(found: Any, path: KeyPath) -> bool:
-    """Return whether an outcome is an error on account of the key at `path`.
+    """Return whether an outcome is an error because of the key at `path`.
 
-    The key is the error's own, or its text names the key: a contradiction has two keys, and a
-    key with another name may be missing under both.
+    Either the key is the error's own, or the message names the key: a contradiction involves
+    two keys, and a missing key may be reported under either of its names.
     """
     if not isinstance(found, Refusal):
         return False
@@ -129,7 +129,7 @@ def refuses(found: Any, path: KeyPath) -> bool:
 
 
 def is_described(family: Family, config: Any) -> bool:
-    """Return whether what a family says of a config can be worked with."""
+    """Return whether all hooks accept a config and return usable counts."""
     shape = family.model_shape(config)
     family.declare_cache_groups(config)
     family.build_sidecar_policy(config, "float32")
@@ -142,7 +142,7 @@ def is_described(family: Family, config: Any) -> bool:
 def edge_configs(
     family: Family, raw: Mapping[str, Any]
 ) -> Iterator[tuple[KeyPath, float, Any]]:
-    """Yield path, number and config, where a family takes a number at an edge."""
+    """Yield path, number and config for each edge number that a family accepts."""
     seen = [family.parse_config(raw)]
     for path in number_paths(raw):
         for number in EDGES:

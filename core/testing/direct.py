@@ -40,7 +40,7 @@ class _FlatCaches:
 
 
 class _Pools:
-    """The pools of one sequence, whose blocks lie in reverse order."""
+    """The pools of one sequence, with blocks in reverse order."""
 
     def __init__(self, layout: CacheLayout, num_tokens: int) -> None:
         num_blocks = -(-num_tokens // BLOCK_SIZE)
@@ -67,7 +67,7 @@ class _Pools:
 
 
 class DirectRun:
-    """Steps of one sequence, each computed at once."""
+    """Steps of one sequence, each evaluated at once."""
 
     def __init__(
         self,
@@ -81,11 +81,11 @@ class DirectRun:
         """Begin at position 0.
 
         Args:
-            family: Whose `forward` is called.
+            family: The family under test.
             model: The model, float32.
-            layout: Its cache layout.
-            num_tokens: Tokens for which there is room.
-            paged: On pages, or on a contiguous cache.
+            layout: The model's cache layout.
+            num_tokens: Capacity of the cache, in tokens.
+            paged: True for pages, False for a contiguous cache.
         """
         self._family, self._model = family, model
         self._cache = _Pools(layout, num_tokens) if paged else _FlatCaches(layout)
@@ -103,9 +103,9 @@ class DirectRun:
 
         Args:
             ids: The tokens.
-            taps: Places whose hidden states are wanted.
-            hidden_rows: Of which of the tokens, ascending.
-            logits: Which of the tokens' logits are wanted.
+            taps: Places of the wanted hidden states.
+            hidden_rows: Tokens of the wanted hidden states, ascending.
+            logits: Tokens of the wanted logits.
         """
         num_logits = {"all": len(ids), "last": 1, "none": 0}[logits]
         batch = build_step_batch([RowInput(self._position, ids, num_logits=num_logits)], None)

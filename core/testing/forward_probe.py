@@ -1,4 +1,4 @@
-"""One step of a family's `forward` on contiguous caches, and the calls that it makes."""
+"""One step of a family's `forward` on contiguous caches, with a record of its calls."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from ..pools.flat_cache import FlatCache
 
 @attrs.frozen(eq=False)
 class RecordingContext:
-    """A context that takes down which layers called it, in their order.
+    """A context that records the calls of layers, in order.
 
     Attributes:
-        inner: The context that answers.
+        inner: The context that does the work.
         calls: Index of each layer that attended or scanned.
     """
 
@@ -37,17 +37,17 @@ class RecordingContext:
         v: mx.array | None,
         scoring: Scoring,
     ) -> mx.array:
-        """Take down and attend; see `ForwardContext.attend`."""
+        """Record the call and attend; see `ForwardContext.attend`."""
         self.calls.append(layer)
         return self.inner.attend(layer, q, k, v, scoring)
 
     def attend_projected(self, layer: int, projected: Projected, scoring: Scoring) -> mx.array:
-        """Take down and attend; see `ForwardContext.attend_projected`."""
+        """Record the call and attend; see `ForwardContext.attend_projected`."""
         self.calls.append(layer)
         return self.inner.attend_projected(layer, projected, scoring)
 
     def scan(self, layer: int, inputs: tuple[mx.array, ...], step: ScanStep) -> mx.array:
-        """Take down and scan; see `ForwardContext.scan`."""
+        """Record the call and scan; see `ForwardContext.scan`."""
         self.calls.append(layer)
         return self.inner.scan(layer, inputs, step)
 
@@ -58,10 +58,10 @@ class RecordingContext:
 
 @attrs.frozen(eq=False)
 class Stepped:
-    """What a step came to.
+    """Results of a step.
 
     Attributes:
-        logits: `[R, V]`, float32 and evaluated: of the last token of each row.
+        logits: `[R, V]`, float32 and evaluated, of the last token of each row.
         calls: Index of each layer that attended or scanned, in the order of the calls.
     """
 
@@ -72,17 +72,17 @@ class Stepped:
 def step(
     family: Family, layout: CacheLayout, model: nn.Module, rows: Sequence[Sequence[int]]
 ) -> Stepped:
-    """Compute one step of sequences that begin with it, those of one token first."""
+    """Compute one first step of several sequences; rows with one token come first."""
     inputs = [RowInput(0, ids) for ids in rows]
     batch = build_step_batch(inputs, None)
     context = RecordingContext(FlatContext(layout, [FlatCache() for _ in rows], batch))
     output = family.forward(model, batch, context)
-    assert output.logits is not None  # each row wants those of its last token
+    assert output.logits is not None  # each row wants the logits of its last token
     logits = output.logits.astype(mx.float32)
     mx.eval(logits)
     return Stepped(logits, context.calls)
 
 
 def cached_layers(layout: CacheLayout) -> list[int]:
-    """Return the layers that have to call their context once a step."""
+    """Return the layers that must call their context once a step."""
     return [i for i, route in enumerate(layout.routes) if not isinstance(route, Uncached)]

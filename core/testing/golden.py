@@ -1,8 +1,8 @@
-"""Goldens: what a reference implementation answered for a checkpoint.
+"""Goldens: a reference implementation's answers for a checkpoint.
 
-They lie beside the weights. `golden.json` holds prompts with the reference's greedy answers
-in float32, `logits.npz` the float32 logits of some of these prompts, under `<id>.positions`
-`[P]` and `<id>.logits` `[P, V]`.
+Goldens lie beside the weights. `golden.json` contains prompts with the reference's greedy
+answers in float32. `logits.npz` contains the float32 logits of some of these prompts, under
+`<id>.positions` `[P]` and `<id>.logits` `[P, V]`.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class GoldenAnswer:
     """A greedy answer.
 
     Attributes:
-        tokens: The token ids, a last end-of-sequence token included.
-        margins: Logit of each of them above the second best one.
+        tokens: Token ids, including a final end-of-sequence token.
+        margins: Distance of each token's logit from the second best logit.
     """
 
     tokens: tuple[int, ...]
@@ -43,9 +43,9 @@ class GoldenPrompt:
     """A prompt with the reference's answer.
 
     Attributes:
-        id: Its name.
-        ids: Its token ids.
-        max_new: Most tokens that the answer could have.
+        id: Name of the prompt.
+        ids: Token ids of the prompt.
+        max_new: Upper bound of the answer's tokens.
         f32: The answer in float32.
     """
 
@@ -73,7 +73,7 @@ class Goldens:
     """All goldens of a checkpoint.
 
     Attributes:
-        prompts: In the order of the file.
+        prompts: Prompts, in the order of the file.
         logits: Prompt id -> logits.
     """
 
@@ -81,10 +81,10 @@ class Goldens:
     logits: Mapping[str, GoldenLogits]
 
     def prompt(self, prompt_id: str) -> GoldenPrompt:
-        """Return the prompt of that name.
+        """Return the prompt of a given name.
 
         Raises:
-            KeyError: There is none.
+            KeyError: No prompt has this name.
         """
         return {prompt.id: prompt for prompt in self.prompts}[prompt_id]
 
@@ -100,7 +100,7 @@ def _read_prompts(path: Path) -> tuple[GoldenPrompt, ...]:
     except SettingsError as error:
         raise CheckpointError(f"{path}: {error}") from error
     except json.JSONDecodeError as error:
-        raise CheckpointError(f"{path}: is no JSON: {error}") from error
+        raise CheckpointError(f"{path}: is not JSON: {error}") from error
 
 
 def _read_logits(path: Path) -> Mapping[str, GoldenLogits]:
@@ -114,7 +114,7 @@ def _read_logits(path: Path) -> Mapping[str, GoldenLogits]:
 
 
 def read_goldens(checkpoint: Path) -> Goldens | None:
-    """Return the goldens of a checkpoint folder; None if it has no golden.json.
+    """Return the goldens of a checkpoint folder; None without a golden.json.
 
     Raises:
         CheckpointError: golden.json is malformed.

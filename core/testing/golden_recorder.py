@@ -1,4 +1,4 @@
-"""Record a reference's answers as the goldens of a checkpoint."""
+"""Recording of a reference's answers as the goldens of a checkpoint."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import numpy.typing as npt
 from .golden import GOLDEN_NAME, LOGITS_NAME, GoldenAnswer
 
 Reference: TypeAlias = Callable[[Sequence[int]], npt.ArrayLike]
-"""Token ids of one sequence -> its logits `[T, V]`, float32, by another implementation."""
+"""Token ids of one sequence -> logits `[T, V]`, float32, by another implementation."""
 
 NUM_POSITIONS = 32
-"""Positions of a prompt of which logits are stored, at most: its last ones."""
+"""Bound on a prompt's positions with stored logits: its last positions."""
 
 
 def record_goldens(
@@ -32,8 +32,8 @@ def record_goldens(
     Args:
         folder: The checkpoint's folder.
         prompts: Name -> token ids.
-        reference: Computes the checkpoint in float32.
-        max_new: Most tokens of an answer.
+        reference: Computes the checkpoint's logits in float32.
+        max_new: Upper bound of an answer's tokens.
         end_ids: Token ids that end an answer.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Parity: when two computations count as one, and how to run the same requests both ways."""
+"""Parity: tolerances for equal computations, and runs of the same requests in two ways."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ if TYPE_CHECKING:
     from ..model import Model
 
 TIE_MARGIN = 1e-3
-"""Logit margin below which another implementation may rightly take the other token."""
+"""Logit margin below which another implementation may choose the other token."""
 
 LOGIT_TOLERANCE = 2e-5
-"""Largest distance of float32 logits that summing in another order explains."""
+"""Bound on the distance of float32 logits that are summed in another order."""
 
 
 def num_certain(margins: Sequence[float]) -> int:
-    """Return how many greedy tokens come before the first tie.
+    """Return the number of greedy tokens before the first tie.
 
-    What follows a tie follows from it, so nothing after it can be compared.
+    Tokens behind a tie depend on the choice at the tie and cannot be compared.
     """
     ties = (i for i, margin in enumerate(margins) if margin < TIE_MARGIN)
     return next(ties, len(margins))
 
 
 def differs_at(actual: Sequence[int], expected: GoldenAnswer) -> int | None:
-    """Return the index of the first token that is not the reference's, None if none is.
+    """Return the index of the first token unlike the reference's; None without one.
 
     Args:
         actual: A greedy answer.
-        expected: The reference's; what follows its first tie is not looked at.
+        expected: The reference's answer, of which tokens behind the first tie are ignored.
     """
     for index in range(num_certain(expected.margins)):
         if index >= len(actual) or actual[index] != expected.tokens[index]:

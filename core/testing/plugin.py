@@ -1,6 +1,6 @@
 """The pytest plugin: `--family`, marks and the fixtures of the conformance suite.
 
-Imported by every pytest run of an environment that has neve, so it imports nothing heavy.
+Every pytest run in an environment with neve imports this file, which imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the marks, and put an optimised BLAS in front of MLX's own."""
+    """Register the marks, and load an optimised BLAS ahead of MLX's own."""
     from ..metal.runtime import blas
 
     config.addinivalue_line("markers", "mlx: computes with MLX on the CPU")
@@ -32,7 +32,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(scope="session")
 def neve_family(request: pytest.FixtureRequest) -> tuple[str, Path]:
-    """Name the family under test and its checkpoint; a plugin's own tests override this."""
+    """Return the family under test and its checkpoint; tests of plugins override this."""
     name = request.config.getoption("--family")
     checkpoint = request.config.getoption("--checkpoint")
     if name is None or checkpoint is None:
@@ -40,7 +40,7 @@ def neve_family(request: pytest.FixtureRequest) -> tuple[str, Path]:
     return name, Path(checkpoint)
 
 
-# not per session: modules of one run may name different families
+# per module, because modules of one run may test different families
 @pytest.fixture(scope="module")
 def subject(neve_family: tuple[str, Path]) -> Subject:
     """Return the family under test with its checkpoint and goldens."""

@@ -1,4 +1,4 @@
-"""Prompts for families of whose checkpoints nothing is known."""
+"""Prompts for families whose checkpoints may lack goldens."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 NUM_PROMPTS = 8
 LENGTHS = (1, 5, 16, 17, 40, 64, 130, 300)
-"""Below, at and beyond the edges of blocks, in tokens."""
+"""Lengths in tokens below, at and beyond the ends of blocks."""
 
 TEXT = """\
 A river does not hurry, and yet it is never late. In the morning the miller opens the gate,
@@ -24,7 +24,7 @@ has not been wrong since 1897." Then they both laughed, and the wheel went on tu
 def mixed_prompts(subject: Subject, model: Model) -> list[list[int]]:
     """Return eight prompts of mixed lengths, shortest first.
 
-    They are golden ones if the checkpoint has goldens, otherwise pieces of a text.
+    Golden prompts if the checkpoint has goldens, otherwise pieces of a text.
     """
     if subject.goldens is None:
         return _pieces(model)

@@ -1,4 +1,4 @@
-"""Checkpoints quantised as MLX has them, from unquantised ones."""
+"""Quantised copies of unquantised checkpoints, in MLX's own format."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SAFETENSORS = "*.safetensors*"
 
 
 def _layers(subject: Subject) -> set[str]:
-    """Return the paths of the layers that have a quantised form."""
+    """Return the paths of the layers with a quantised form."""
     config = subject.family.parse_config(subject.config)
     model = subject.family.build_model(config, subject.open().weights)
     return {path for path, layer in model.named_modules() if isinstance(layer, Quantizable)}
@@ -44,13 +44,14 @@ def quantise_checkpoint(
 ) -> None:
     """Write a quantised copy of a subject's safetensors checkpoint.
 
-    Every linear layer and embedding is quantised whose tensor is named as in the model and
-    whose rows are whole groups. Goldens stay behind: they are the unquantised model's.
+    A linear layer or embedding is quantised if the checkpoint names its tensor as the model
+    does and its rows are whole groups. Goldens, which hold for the unquantised model, are not
+    copied.
 
     Args:
         subject: The checkpoint and its family.
         target: An empty folder.
-        mode: The format.
+        mode: Mode of the quantisation.
         group_size: Consecutive elements of a row that share a scale.
         bits: Bits of an element.
     """

@@ -1,4 +1,4 @@
-"""Recurrences by their definition, token by token in float64, to compare fast forms with."""
+"""Recurrences by definition, token by token in float64: references for fast forms."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ def gated_delta_by_token(inputs: Sequence[Floats]) -> tuple[Floats, Floats]:
     """Apply the gated delta rule: decay, recall, correct.
 
     Args:
-        inputs: Queries, keys, values, logarithms of decays, rates and a state, as
-            `layers.gated_delta.gated_delta` takes them.
+        inputs: Queries, keys, values, logarithms of decays, rates and a state, shaped as the
+            arguments of `layers.gated_delta.gated_delta`.
 
     Returns:
         Outputs `[N, L, Hv, Dv]`, and the state `[N, Hv, Dv, Dk]` after the last token.
@@ -36,8 +36,8 @@ def mamba2_by_token(inputs: Sequence[Floats]) -> tuple[Floats, Floats]:
     """Apply Mamba-2, without the term `D x`.
 
     Args:
-        inputs: Inputs, time steps, rates, `B`, `C` and a state, as `layers.mamba2.mamba2`
-            takes them.
+        inputs: Inputs, time steps, rates, `B`, `C` and a state, shaped as the arguments of
+            `layers.mamba2.mamba2`.
 
     Returns:
         Outputs `[N, L, H, P]`, and the state `[N, H, P, n]` after the last token.
@@ -53,6 +53,6 @@ def mamba2_by_token(inputs: Sequence[Floats]) -> tuple[Floats, Floats]:
 
 
 def distance(actual: Sequence[Floats], expected: Sequence[Floats]) -> float:
-    """Return the largest difference of any array, as a share of its largest element."""
+    """Return the largest difference in any array, relative to the array's largest element."""
     pairs = zip(actual, expected, strict=True)
     return max(float(np.abs(a - e).max() / np.abs(e).max()) for a, e in pairs)

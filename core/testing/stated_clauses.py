@@ -1,4 +1,4 @@
-"""Clauses about what a family says of itself; nothing is computed."""
+"""Clauses about a family's statements; no model is computed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class StatedClauses:
     """Info, config, layout and cold restore."""
 
     def test_info(self, subject: Subject) -> None:
-        """FW-2: a family answers for its model types, under this hook specification."""
+        """FW-2: a family names its model types, under this hook specification."""
         info = subject.family.info
         protocol = subject.family.output_protocol(subject.family.parse_config(subject.config))
 
@@ -51,7 +51,7 @@ class StatedClauses:
         assert done.stdout.split() == ["False"]
 
     def test_config_round_trip(self, subject: Subject) -> None:
-        """FW-2: parsing changes nothing, keeps nothing, and gives equal configs."""
+        """FW-2: parsing changes no input, keeps no reference, and gives equal configs."""
         raw = copy.deepcopy(dict(subject.config))
         config = subject.family.parse_config(raw)
 
@@ -60,7 +60,7 @@ class StatedClauses:
         assert config == subject.family.parse_config(subject.config)
 
     def test_config_keys(self, subject: Subject) -> None:
-        """FA: a key that is needed is named when missing or mistyped; null means missing."""
+        """FA: a needed key is named when missing or mistyped; null counts as missing."""
         family, raw = subject.family, subject.config
         config, needed = family.parse_config(raw), 0
         for path in probe.key_paths(raw):
@@ -77,7 +77,7 @@ class StatedClauses:
         assert needed > 0
 
     def test_config_numbers(self, subject: Subject) -> None:
-        """FA: a number at its edges is a ConfigError that names the key, or is answered for."""
+        """FA: a number at its edge is a ConfigError with its key, or a usable config."""
         family, raw = subject.family, subject.config
         config = family.parse_config(raw)
         for path in probe.number_paths(raw):
@@ -90,7 +90,7 @@ class StatedClauses:
                     assert probe.is_described(family, found), case
 
     def test_layout(self, subject: Subject) -> None:
-        """GR-1: the cache layout is a valid one, with one route a layer."""
+        """GR-1: the cache layout is valid, with one route a layer."""
         family = subject.family
         config = family.parse_config(subject.config)
         layout, shape = family.declare_cache_groups(config), family.model_shape(config)
@@ -101,7 +101,7 @@ class StatedClauses:
         assert isinstance(family.execution_plan(config), ExecutionPlan)
 
     def test_cold_restore_statement(self, subject: Subject) -> None:
-        """CT-1: a family says whether its prefixes may come back from disk, and why."""
+        """CT-1: a family states whether its prefixes may be restored from disk, and why."""
         family, config = subject.family, subject.family.parse_config(subject.config)
         policy = family.build_sidecar_policy(config, "float32")
 

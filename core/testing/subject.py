@@ -1,4 +1,4 @@
-"""What the conformance suite looks at: a family together with one of its checkpoints."""
+"""The subject of the conformance suite: a family with one of its checkpoints."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 FLOAT32_BYTES = 4
 CACHE_TOKENS = 8192
-"""Tokens that a model's cache holds when a test says nothing else."""
+"""Capacity of a model's cache in tokens, unless a test sets another."""
 
 
 @attrs.frozen(eq=False)
@@ -29,9 +29,9 @@ class Subject:
 
     Attributes:
         family: The family.
-        path: Its checkpoint.
-        config: What the checkpoint's config.json says.
-        goldens: What a reference answered for the checkpoint, or None.
+        path: The family's checkpoint.
+        config: The parsed config.json of the checkpoint.
+        goldens: A reference's answers for the checkpoint, or None.
     """
 
     family: Family
@@ -48,17 +48,17 @@ class Subject:
             checkpoint_path: A checkpoint folder or a GGUF file.
 
         Raises:
-            PluginError: The family is installed but was refused.
+            PluginError: The family's plugin was refused.
             FamilyNotInstalledError: No family has that name.
-            CheckpointError: The checkpoint cannot be read, or is another family's.
+            CheckpointError: The checkpoint cannot be read, or belongs to another family.
         """
         family = find_family(name)
         checkpoint = open_checkpoint(resolve_checkpoint(checkpoint_path), dtype=None)
         model_type = checkpoint.config.get("model_type")
         if model_type not in family.info.model_types:
             raise CheckpointError(
-                f"{checkpoint_path}: model type {model_type!r} is none of the family "
-                f"{name!r}, which answers for {', '.join(family.info.model_types)}"
+                f"{checkpoint_path}: model type {model_type!r} is not of the family "
+                f"{name!r}, which serves {', '.join(family.info.model_types)}"
             )
         return cls(family, checkpoint.path, checkpoint.config, read_goldens(checkpoint.path))
 
@@ -67,7 +67,7 @@ class Subject:
         return open_checkpoint(self.path, dtype=None)
 
     def cache_mb(self, num_tokens: int) -> int:
-        """Return the MiB, at least one, that hold `num_tokens` tokens in float32."""
+        """Return the memory, in whole MiB, of `num_tokens` tokens in float32."""
         layout = self.family.declare_cache_groups(self.family.parse_config(self.config))
         token_bytes = sum(
             layout.block_bytes(group, 1, FLOAT32_BYTES) for group in range(len(layout.groups))
@@ -75,10 +75,10 @@ class Subject:
         return max(1, math.ceil(num_tokens * token_bytes / 2**20))
 
     def load(self, **settings: Any) -> Model:
-        """Load the checkpoint in float32, where two paths differ by less than any margin.
+        """Load the checkpoint in float32, where paths differ by less than any margin.
 
         Args:
-            **settings: As in `neve.load`; the cache is block-paged unless they say otherwise.
+            **settings: As in `neve.load`; the cache is block-paged by default.
         """
         from ..loading import load
 
@@ -94,8 +94,8 @@ def find_family(name: str) -> Family:
     """Return an installed family.
 
     Raises:
-        PluginError: It was refused.
-        FamilyNotInstalledError: There is none of that name.
+        PluginError: The family's plugin was refused.
+        FamilyNotInstalledError: No family has that name.
     """
     catalogue = discover()
     if name in catalogue.families:

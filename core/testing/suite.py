@@ -1,6 +1,6 @@
-"""The conformance suite: what every family promises, one method a clause.
+"""The conformance suite: the guarantees of every family, one method a clause.
 
-A plugin's whole test file is a fixture and a subclass:
+A plugin's whole test file consists of a fixture and a subclass:
 
     @pytest.fixture(scope="session")
     def neve_family():
@@ -10,9 +10,9 @@ A plugin's whole test file is a fixture and a subclass:
     class TestLlama(FamilySuite):
         pass
 
-Without a file of tests: `pytest --pyargs neve.testing.suite --family llama --checkpoint PATH`.
-A clause that a family cannot keep is overridden under a strict xfail with a reason; any
-other override, and any deletion, fails a clause of its own.
+Without a test file: `pytest --pyargs neve.testing.suite --family llama --checkpoint PATH`.
+A clause that a family cannot keep is overridden with a strict xfail and a reason. Any other
+override, and any deletion, fails the clause `test_no_clause_is_missing`.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from .tap_clauses import TapClauses
 
 
 class FamilySuite(StatedClauses, ComputedClauses, TapClauses):
-    """What every family promises."""
+    """The guarantees of every family."""
 
     pytestmark = pytest.mark.mlx
 
     @pytest.mark.usefixtures("neve_family")
     def test_no_clause_is_missing(self) -> None:
-        """FW-6: a clause is waived by a strict xfail with a reason, and in no other way."""
+        """FW-6: only a strict xfail with a reason waives a clause."""
         replaced = [name for name in CLAUSES if _is_replaced(type(self), name)]
 
         assert replaced == []
@@ -48,7 +48,7 @@ def _is_replaced(suite: type[FamilySuite], name: str) -> bool:
 
 
 def _is_waived(clause: object) -> bool:
-    """Return whether a clause stands under a strict xfail with a reason."""
+    """Return whether a clause has a strict xfail with a reason."""
     marks: list[pytest.Mark] = getattr(clause, "pytestmark", [])
     return any(
         mark.name == "xfail" and mark.kwargs.get("strict") and mark.kwargs.get("reason")
@@ -57,4 +57,4 @@ def _is_waived(clause: object) -> bool:
 
 
 class TestFamily(FamilySuite):
-    """The family that `--family` and `--checkpoint` name."""
+    """The family of `--family` and `--checkpoint`."""

@@ -1,4 +1,4 @@
-"""Clauses about hidden states: they are those of the model, and asking changes nothing."""
+"""Clauses about hidden states: taps return the model's own, and change no logit."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from .subject import Subject
 
 NUM_TOKENS = 40
 EVERY = 3
-"""Of the tokens of a slice, each so many-th one's hidden states are asked for."""
+"""Distance between the tokens of a slice whose hidden states are asked for."""
 
 Floats = npt.NDArray[np.float32]
 
 
 @attrs.frozen(eq=False)
 class TappedModel:
-    """A family's model in float32, and what it computes of some tokens without taps.
+    """A family's model in float32, with results for some tokens without taps.
 
     Attributes:
         subject: The family.
         model: The model.
-        layout: Its cache layout.
+        layout: Cache layout of the model.
         ids: The tokens.
         streams: The residual stream `[T, D]` behind each layer.
         logits: Logits `[T, V]`.
@@ -49,7 +49,7 @@ class TappedModel:
 
     @classmethod
     def of(cls, subject: Subject) -> TappedModel:
-        """Build the model and run it once, its layers watched."""
+        """Build the model and run its tokens once, recording the layers' outputs."""
         family, opened = subject.family, open_checkpoint(subject.path, dtype=mx.float32)
         config = family.parse_config(opened.config)
         model, layout = (
@@ -69,12 +69,12 @@ class TappedModel:
         return [*map(Tap, range(self.layout.num_layers)), FINAL]
 
     def run(self, *, paged: bool) -> DirectRun:
-        """Begin a run of its tokens."""
+        """Begin a run at position 0."""
         family = self.subject.family
         return DirectRun(family, self.model, self.layout, NUM_TOKENS, paged=paged)
 
     def compare(self, output: ForwardOutput, rows: Sequence[int]) -> None:
-        """Check hidden states of `rows`, counted from the first token, and the last logits."""
+        """Compare hidden states with the model's own; `rows` are positions of tokens."""
         for layer, stream in enumerate(self.streams):
             found = np.array(output.hidden[Tap(layer)])
             assert logit_distance(found, stream[[*rows]]) <= LOGIT_TOLERANCE, f"layer {layer}"
@@ -85,7 +85,7 @@ class TappedModel:
             assert rises_with(self.logits[position], scores[row]), f"final norm, row {position}"
 
     def _head_weight(self) -> mx.array:
-        """Return the head's weight `[V, D]`: a layer's of its own, or the embedding's."""
+        """Return the head's weight `[V, D]`: of a separate layer, or of the embedding."""
         shape = (self.logits.shape[1], self.streams[0].shape[1])
         for kind in (nn.Linear, nn.Embedding):
             for _, module in self.model.named_modules():
@@ -95,23 +95,23 @@ class TappedModel:
 
 
 def rises_with(logits: Floats, scores: Floats) -> bool:
-    """Return whether logits grow where scores do, whatever cap or factor is between them."""
+    """Return whether logits grow with scores, whatever cap or factor lies between."""
     steps = np.diff(logits[np.argsort(scores)].astype(np.float64))
     return bool(steps.min() >= -LOGIT_TOLERANCE * np.ptp(logits))
 
 
 def layers_of(model: nn.Module, num_layers: int) -> list[nn.Module]:
-    """Return the layers of a model: the one list of as many modules as it has layers."""
+    """Return the layers of a model: its one list with a module for each layer."""
     for _, module in model.named_modules():
         for value in module.values():
             if isinstance(value, list) and len(value) == num_layers:
                 return value
-    raise AssertionError(f"the model keeps its {num_layers} layers in no list of modules")
+    raise AssertionError(f"no list of modules has the model's {num_layers} layers")
 
 
 @contextmanager
 def watched(layers: Sequence[nn.Module]) -> Generator[list[Floats]]:
-    """Collect what each layer returns, in the order of the calls."""
+    """Record the output of each layer, in the order of the calls."""
     kinds = [type(layer) for layer in layers]
     streams: list[Floats] = []
     for layer, kind in zip(layers, kinds, strict=True):
@@ -131,17 +131,17 @@ def watched(layers: Sequence[nn.Module]) -> Generator[list[Floats]]:
 
 
 class TapClauses:
-    """Hidden states."""
+    """Clauses about hidden states."""
 
     @pytest.fixture(scope="module")
     @classmethod
     def tapped(cls, subject: Subject) -> TappedModel:
-        """The model, and what it computes without taps."""
+        """The model, with its results without taps."""
         return TappedModel.of(subject)
 
     @pytest.mark.parametrize("path", ["flat", "paged"])
     def test_taps(self, tapped: TappedModel, path: str) -> None:
-        """FW-2: of each layer and of the final norm, in a prefill slice and in a decode row."""
+        """FW-2: hidden states of each layer and the final norm, in a slice and a decode row."""
         run, last = tapped.run(paged=path == "paged"), NUM_TOKENS - 1
         rows = [*range(1, last, EVERY)]
         slice_ = run.step(tapped.ids[:-1], taps=tapped.taps, hidden_rows=rows)
@@ -154,7 +154,7 @@ class TapClauses:
             assert logit_distance(np.array(output.logits)[0], expected) <= LOGIT_TOLERANCE
 
     def test_taps_change_no_logit(self, tapped: TappedModel) -> None:
-        """FW-2: with taps and without, the logits of all rows are the same numbers."""
+        """FW-2: taps change no logit of any row."""
         output = tapped.run(paged=False).step(
             tapped.ids, taps=tapped.taps, hidden_rows=range(NUM_TOKENS), logits="all"
         )
@@ -162,7 +162,7 @@ class TapClauses:
         assert np.array_equal(np.array(output.logits), tapped.logits)
 
     def test_taps_without_logits(self, tapped: TappedModel) -> None:
-        """FW-2: a slice that wants no logits still gives its hidden states."""
+        """FW-2: a slice without logits still returns its hidden states."""
         layer = tapped.layout.num_layers - 1
         output = tapped.run(paged=False).step(
             tapped.ids, taps=[Tap(layer)], hidden_rows=[2, 5], logits="none"

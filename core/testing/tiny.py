@@ -1,4 +1,4 @@
-"""Tiny checkpoints with random weights, and a tokenizer of bytes: tests without a download."""
+"""Tiny checkpoints with random weights and a byte tokenizer: tests without downloads."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from ..errors import WeightError
 from .subject import find_family
 
 BYTES = 256
-"""Tokens of `byte_tokenizer`: the least `vocab_size` of a tiny checkpoint."""
+"""Tokens of `byte_tokenizer`, and so the least `vocab_size` of a tiny checkpoint."""
 
 
 def byte_tokenizer() -> Tokenizer:
-    """Return a tokenizer with one token a byte, `BYTES` in all."""
+    """Return a tokenizer with one token a byte, `BYTES` tokens in all."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE({sign: i for i, sign in enumerate(alphabet)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -31,11 +31,11 @@ def byte_tokenizer() -> Tokenizer:
 
 @attrs.frozen(eq=False)
 class RandomWeights:
-    """Weights that are whatever a model asks for; an implementation of `contract.Weights`.
+    """Random weights for every parameter of a model; implements `contract.weights.Weights`.
 
     Attributes:
         scale: Standard deviation of the elements of matrices.
-        tensors: What was given to the model, under the names of a checkpoint.
+        tensors: The assigned tensors, under the names of a checkpoint.
     """
 
     scale: float
@@ -54,24 +54,24 @@ class RandomWeights:
         return iter(())
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Raise: there is no tensor yet."""
+        """Raise: no tensor exists before `load_into`."""
         return self[name].shape
 
     def renamed(self, fn: Callable[[str], str | None]) -> Self:
-        """Return the weights: parameters have the names of the checkpoint to be written."""
+        """Return the weights: the written checkpoint uses the names of the parameters."""
         return self
 
     def mapped(self, fn: Callable[[str, mx.array], mx.array]) -> Self:
-        """Return the weights: what a family would do to tensors is done to random ones."""
+        """Return the weights: random values need no conversion."""
         return self
 
     def stacked(self, component: str) -> Self:
-        """Return the weights, which store the rows of `….component.rest` one by one."""
+        """Return the weights, which will store the rows of `….component.rest` separately."""
         self._stacked.add(component)
         return self
 
     def split(self, fn: Callable[[str], Sequence[str] | None]) -> Self:
-        """Return the weights: the checkpoint to be written has the parts one by one."""
+        """Return the weights: the written checkpoint stores the parts separately."""
         return self
 
     def load_into(self, module: nn.Module, *, keep_float32: Sequence[str] = ()) -> None:
@@ -86,7 +86,7 @@ class RandomWeights:
 
     def _random(self, name: str, shape: tuple[int, ...]) -> mx.array:
         noise = self.scale * mx.random.normal(shape)
-        # the weights of norms stand around one
+        # weights of norms lie around one
         return 1 + noise if len(shape) == 1 and name.endswith("weight") else noise
 
     def _stored(self, name: str, tensor: mx.array) -> dict[str, mx.array]:
@@ -112,19 +112,19 @@ def write_checkpoint(
     Args:
         folder: An existing folder.
         family: Name of an installed family.
-        config: What config.json will say.
-        tensors: The weights under the checkpoint's names; None for random ones under the names
-            and in the shapes of the model's parameters. A family whose checkpoints have other
+        config: Content of config.json.
+        tensors: The weights under the checkpoint's names; None for random weights with the
+            names and shapes of the model's parameters. A family whose checkpoints have other
             shapes needs tensors of its own.
         scale: Standard deviation of random matrices.
-        seed: Of random weights.
+        seed: Seed of random weights.
 
     Returns:
         The folder.
 
     Raises:
-        PluginError: The family was refused.
-        FamilyNotInstalledError: There is none of that name.
+        PluginError: The family's plugin was refused.
+        FamilyNotInstalledError: No family has that name.
         CheckpointError: The family refuses the config, or needs weights of its own.
     """
     if tensors is None:

@@ -1,4 +1,4 @@
-"""Variants of a checkpoint: other config keys and weights, and the same tokenizer."""
+"""Variants of a checkpoint: other config keys and weights, with the same tokenizer."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ Tensors: TypeAlias = dict[str, mx.array]
 """Name -> tensor of a checkpoint."""
 
 KEPT = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
-"""Files that a variant has from its checkpoint, those that are there."""
+"""Files that a variant copies from its checkpoint, if present."""
 
 
 def stored_config(checkpoint: Path) -> dict[str, Any]:
-    """Return a checkpoint's config.json, for the caller to change."""
+    """Return a checkpoint's config.json; the caller may change the mapping."""
     return json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
 
 
 def stored_tensors(checkpoint: Path) -> Tensors:
-    """Return the weights of a checkpoint of one file, in float32."""
+    """Return the weights of a checkpoint with one weight file, in float32."""
     stored: Any = mx.load(str(checkpoint / "model.safetensors"))
     return {name: array.astype(mx.float32) for name, array in stored.items()}
 
@@ -37,10 +37,10 @@ def write_checkpoint(
     """Write a variant of a checkpoint.
 
     Args:
-        folder: Where it goes; it is there already.
-        source: The checkpoint whose tokenizer it has.
-        config: Its config.json.
-        tensors: Its weights.
+        folder: Folder of the variant, which must exist.
+        source: Checkpoint with the tokenizer.
+        config: Content of config.json.
+        tensors: The variant's weights.
 
     Returns:
         `folder`.
@@ -63,7 +63,7 @@ def mlx_lm_module(model_type: str) -> Any:
 
 
 def mlx_lm_model(model_type: str, config: dict[str, Any]) -> Any:
-    """Return mlx-lm's model of a config with random weights, the same ones each time."""
+    """Return mlx-lm's model of a config with random weights from a fixed seed."""
     module = mlx_lm_module(model_type)
     mx.random.seed(0)
     return module.Model(module.ModelArgs.from_dict(config))

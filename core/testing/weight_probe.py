@@ -1,7 +1,7 @@
-"""What a family makes of weights with one thing wrong.
+"""Probes of a family's weight loading: weights with one fault.
 
-The weights are changed on their way from the checkpoint into the hook, so that nothing has
-to be copied on disk, however large the checkpoint is.
+The weights are changed between the checkpoint and the hook, so no checkpoint is copied on
+disk, however large.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ STRAY = "neve.testing.stray.weight"
 
 
 def victim(subject: Subject) -> str:
-    """Return the name of a tensor that the model needs: one of its layers'."""
+    """Return the name of a tensor that the model needs, of a layer if possible."""
     names = sorted(subject.open().weights)
     return next((name for name in names if ".layers." in name), names[0])
 
@@ -35,7 +35,7 @@ def without(name: str) -> Change:
 
 
 def with_stray(name: str) -> Change:
-    """Return a change that adds a tensor, of the shape of `name`, that no parameter takes."""
+    """Return a change that adds a tensor without a parameter, of the shape of `name`."""
 
     def add(weights: Weights) -> Weights:
         stray = LazyTensor(weights.shape(name), mx.float32, lambda: weights[name])
@@ -45,7 +45,7 @@ def with_stray(name: str) -> Change:
 
 
 def reshaped(name: str) -> Change:
-    """Return a change that gives a tensor twice its rows."""
+    """Return a change that doubles a tensor's rows."""
     return lambda weights: weights.mapped(
         lambda other, tensor: mx.concatenate([tensor, tensor]) if other == name else tensor
     )
@@ -55,17 +55,17 @@ def built(subject: Subject, config: Any) -> nn.Module:
     """Return the model of a config with the checkpoint's weights, in float32.
 
     Raises:
-        WeightError: The weights are not those of the config.
+        WeightError: The weights do not fit the config.
     """
     weights = attrs.evolve(subject.open().weights, dtype=mx.float32)
     return subject.family.build_model(config, weights)
 
 
 def error(subject: Subject, change: Change) -> WeightError:
-    """Return what building the model of changed weights raises.
+    """Return the error of building the model from changed weights.
 
     Raises:
-        AssertionError: It was built.
+        AssertionError: The model was built.
     """
     config = subject.family.parse_config(subject.config)
     try:
@@ -76,6 +76,6 @@ def error(subject: Subject, change: Change) -> WeightError:
 
 
 def names(findings: Sequence[str], name: str) -> bool:
-    """Return whether one of the findings is about `name`, whatever prefix it is given."""
+    """Return whether one of the findings names `name`, under any prefix."""
     tail = ".".join(name.split(".")[-3:])
     return any(tail in finding for finding in findings)

@@ -37,7 +37,7 @@ def test_unknown_family_is_a_typed_error():
 
 def test_another_familys_checkpoint_is_refused():
     """FW-6: the suite never tests another family than the one that was named."""
-    with pytest.raises(CheckpointError, match=r"'gemma4\w*' is none of the family 'qwen3'"):
+    with pytest.raises(CheckpointError, match=r"'gemma4\w*' is not of the family 'qwen3'"):
         Subject.of("qwen3", CHECKPOINTS / "gemma4")
 
 

@@ -100,7 +100,7 @@ def test_taps_are_read_between_kernels(name: str, monkeypatch: pytest.MonkeyPatc
 
 def test_a_model_without_a_list_of_layers_is_told(tapped: TappedModel) -> None:
     """FW-6: the sentence says what the suite looks for."""
-    with pytest.raises(AssertionError, match="7 layers in no list of modules"):
+    with pytest.raises(AssertionError, match="no list of modules has the model's 7 layers"):
         layers_of(nn.Linear(2, 2), 7)
 
 

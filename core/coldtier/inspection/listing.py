@@ -142,8 +142,9 @@ def entries_of(entries: Sequence[ObjectEntry], prefix: str) -> list[ObjectEntry]
     wanted = prefix.lower()
     found = [model for digits, model in models.items() if wanted and digits.startswith(wanted)]
     if len(found) != 1:
+        known = ", ".join(digits[:16] for digits in sorted(models)) or "none"
         raise UnknownModelError(
-            f"{prefix!r} must begin the fingerprint of exactly one model of the store, but "
-            f"{len(found)} begin so (known: {', '.join(d[:16] for d in sorted(models)) or 'none'})"
+            f"{prefix!r} must begin the fingerprint of one model of the store, but "
+            f"{len(found)} fingerprints begin so (known: {known})"
         )
     return [entry for entry in entries if entry.model == found[0]]
