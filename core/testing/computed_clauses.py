@@ -155,7 +155,7 @@ class ComputedClauses:
         prompts: list[list[int]],
         serial: list[Completion],
     ) -> None:
-        """KV-10: both paths give the same text, for one turn and two; only the paged one hits."""
+        """KV-10: both paths give the same text, for one turn and two; the paged path hits."""
         with subject.load(use_block_paged_cache=False) as flat:
             lanes = [model.info.lane, flat.info.lane]
             first = one_by_one(flat, prompts[1::2], max_tokens=NUM_TOKENS)

@@ -1,4 +1,4 @@
-"""Llama's config.json, as far as it shapes the computation."""
+"""Llama's config.json: the keys that shape the computation."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class LlamaConfig(DenseConfig):
 
 @attrs.frozen(kw_only=True)
 class _Keys(DenseKeys):
-    """The keys that are read; a key without a default must be there."""
+    """The keys that the family reads; a key without a default is required."""
 
     mlp_bias: bool = False
     rope_interleaved: bool = False
@@ -32,7 +32,7 @@ def parse(raw: Mapping[str, Any]) -> LlamaConfig:
 
     Raises:
         ConfigError: A key is missing, of the wrong type or out of range.
-        UnsupportedModelError: An activation other than SiLU, or an unknown rope rule.
+        UnsupportedModelError: The activation is not SiLU, or the rope rule is unknown.
     """
     section = Section(raw)
     keys = section.read(_Keys)

@@ -1,4 +1,4 @@
-"""Two conventions of Llama weights, made one."""
+"""Conversion of two layouts of Llama weights to Hugging Face's."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ ROPE_FREQS = "rope_freqs.weight"
 
 
 def hugging_face_weights(config: LlamaConfig, weights: Weights) -> Weights:
-    """Return `weights` as a Hugging Face checkpoint has them.
+    """Return `weights` in the layout of a Hugging Face checkpoint.
 
-    GGUF files of this family hold the rows of `q_proj` and `k_proj` in pairs, for a rotary
-    embedding that turns neighbours; Hugging Face's turns halves. Old checkpoints carry the
-    rotary frequencies. What `rope_freqs` says is already in the config's rope (see `rope_of`).
+    GGUF files of this family store the rows of `q_proj` and `k_proj` in pairs, for a rotary
+    embedding that rotates neighbours; Hugging Face's rotates halves. Old checkpoints contain
+    the rotary frequencies, which are dropped. The divisors of `rope_freqs` are already in the
+    config's rope (see `rope_of`).
     """
     num_heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
 
@@ -36,9 +37,9 @@ def hugging_face_weights(config: LlamaConfig, weights: Weights) -> Weights:
 
 
 def rope_of(config: LlamaConfig, weights: Weights) -> RopeSpec:
-    """Return the rotary embedding, with the divisors that a GGUF file may carry.
+    """Return the rotary embedding, divided by the divisors of a GGUF file if there are any.
 
-    GGUF states the scaling rule of Llama 3 as one divisor a frequency, `rope_freqs`.
+    GGUF stores the scaling rule of Llama 3 as one divisor a frequency, `rope_freqs`.
     """
     if ROPE_FREQS not in weights:
         return config.rope

@@ -1,4 +1,4 @@
-"""A tiny Llama checkpoint with random weights, made here: no download, nothing to ship."""
+"""A tiny Llama checkpoint with random weights, created here without a download."""
 
 from __future__ import annotations
 

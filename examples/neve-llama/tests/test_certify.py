@@ -1,4 +1,4 @@
-"""A family that neve does not list earns the right to persist."""
+"""Certification of a family that is not on neve's allowlist."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PROMPT = "Once upon a time there was a miller who lived by a river. " * 10
 
 @pytest.fixture(autouse=True)
 def _evidence_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep evidence away from the user's own."""
+    """Keep the tests' evidence out of the user's folder."""
     monkeypatch.setenv("MLX_COLD_EVIDENCE_DIR", str(tmp_path / "evidence"))
 
 
@@ -35,7 +35,7 @@ def load(path: Path, store: Path, **settings: Any) -> neve.Model:
 
 
 def restored_tokens(path: Path, store: Path) -> int:
-    """Answer twice in two instances; return what the second one had from disk."""
+    """Answer in two instances; return the tokens that the second one restored from disk."""
     restored: list[int] = []
     for _ in range(2):
         with load(path, store, certified_families=["llama"]) as model:
@@ -46,7 +46,7 @@ def restored_tokens(path: Path, store: Path) -> int:
 
 
 def test_without_evidence_nothing_is_written(tiny_llama: Path, tmp_path: Path) -> None:
-    """CT-1, FW-5: off the list, no setting opens the tier, and opting in needs evidence."""
+    """CT-1, FW-5: off the list, no setting opens the tier, and an opt-in needs evidence."""
     for families in ([], ["llama"]):
         with load(tiny_llama, tmp_path / "store", certified_families=families) as model:
             model.generate(PROMPT, max_tokens=4)
@@ -59,7 +59,7 @@ def test_without_evidence_nothing_is_written(tiny_llama: Path, tmp_path: Path) -
 
 
 def test_the_gate_earns_it(tiny_llama: Path, tmp_path: Path) -> None:
-    """FW-5: after `certify`, and named by the user, the family restores from disk."""
+    """FW-5: after `certify` and an opt-in by name, the family restores from disk."""
     path = neve.certify(tiny_llama, dtype="float32", paged_cache_memory_mb=64)
     evidence = json.loads(path.read_text(encoding="utf-8"))
 
@@ -77,7 +77,7 @@ def test_the_gate_earns_it(tiny_llama: Path, tmp_path: Path) -> None:
 def test_evidence_of_another_plugin_is_refused(
     tiny_llama: Path, tmp_path: Path, field: str, value: object
 ) -> None:
-    """FW-5: evidence is worth nothing for a plugin other than the one that earned it."""
+    """FW-5: evidence holds only for the plugin that earned it."""
     path = neve.certify(tiny_llama, dtype="float32", paged_cache_memory_mb=64)
     evidence = json.loads(path.read_text(encoding="utf-8"))
     path.write_text(json.dumps({**evidence, field: value}), encoding="utf-8")
@@ -89,7 +89,7 @@ def test_evidence_of_another_plugin_is_refused(
 
 
 def test_a_family_that_fails_gets_nothing(tiny_llama: Path, tmp_path: Path) -> None:
-    """FW-5: a failed gate is an error that says why, and writes no evidence."""
+    """FW-5: a failed gate is an error with the reason, and writes no evidence."""
     with pytest.raises(GateFailedError, match="nothing was restored"):
         neve.certify(tiny_llama, cases=[GateCase(PROMPT, "Something else entirely, no block")])
 

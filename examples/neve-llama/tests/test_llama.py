@@ -1,4 +1,4 @@
-"""What is Llama's own: its hooks, its rotary rules, old weights."""
+"""Tests of Llama alone: its hooks, its rotary rules, old weights."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ def test_absent_keys_have_the_defaults_of_the_released_configs():
     "keys", [{"hidden_act": "gelu"}, {"rope_scaling": {"rope_type": "longrope"}}]
 )
 def test_variants_are_refused(keys: dict[str, Any]):
-    """FW-7: what is not implemented is refused before a weight is read."""
+    """FW-7: unsupported variants are refused before a weight is read."""
     with pytest.raises(UnsupportedModelError):
         parse(MANDATORY | keys)
 
 
 def test_it_says_yes_and_is_on_no_list():
-    """FW-5: a stranger's family says that it could persist, and has to earn that it may."""
+    """FW-5: a third party's family states that it can persist, and must earn permission."""
     assert load_family("llama", neve_llama.plugin).cold_restore_eligibility(None).eligible
     assert "llama" not in COLD_RESTORE_FAMILIES
 
@@ -60,10 +60,10 @@ def test_it_says_yes_and_is_on_no_list():
     "name", ["model.layers.0.self_attn.rotary_emb.inv_freq", "rope_freqs.weight"]
 )
 def test_old_checkpoints_carry_frequencies(tiny_llama: Path, tmp_path: Path, name: str):
-    """FW-7: frequencies are no parameter; those of GGUF's `rope_freqs` are divisors."""
+    """FW-7: frequencies are no parameters; GGUF's `rope_freqs` are divisors."""
     shutil.copytree(tiny_llama, tmp_path, dirs_exist_ok=True)
     stored: Any = mx.load(str(tmp_path / "model.safetensors"))
-    # twice the length, as the checkpoint's own linear rule says
+    # twice the wavelength, equal to the checkpoint's own linear rule
     stored[name] = mx.full((16,), 2.0)
     mx.save_safetensors(str(tmp_path / "old.safetensors"), stored)
     (tmp_path / "model.safetensors").unlink()

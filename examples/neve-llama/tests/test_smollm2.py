@@ -41,7 +41,7 @@ def model(gguf: Path) -> Iterator[neve.Model]:
 
 
 def unpermute(rows: np.ndarray, num_heads: int) -> np.ndarray:
-    """Return a projection's rows as Hugging Face orders them: halves, not pairs."""
+    """Return a projection's rows in Hugging Face's order: halves, not pairs."""
     head_dim = rows.shape[0] // num_heads
     order = [*range(0, head_dim, 2), *range(1, head_dim, 2)]
     return rows.reshape(num_heads, head_dim, -1)[:, order].reshape(rows.shape)
@@ -49,7 +49,7 @@ def unpermute(rows: np.ndarray, num_heads: int) -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def tensors(gguf: Path) -> dict[str, mx.array]:
-    """The file's weights in float32, as a Hugging Face checkpoint has them."""
+    """The file's weights in float32, in the layout of a Hugging Face checkpoint."""
     weights = open_checkpoint(gguf, dtype=None).weights
     tensors = {name: weights[name] for name in weights}
     for name, num_heads in (("q_proj", 9), ("k_proj", 3)):
@@ -61,7 +61,7 @@ def tensors(gguf: Path) -> dict[str, mx.array]:
 
 @pytest.fixture(scope="module")
 def config(gguf: Path) -> dict[str, Any]:
-    """What config.json says of them."""
+    """The config of the GGUF file."""
     return dict(open_checkpoint(gguf, dtype=None).config)
 
 
@@ -81,7 +81,7 @@ def hugging_face(
 
 
 def test_completion(model):
-    """FW-7: the engine and a stranger's family complete a sentence with a fact."""
+    """FW-7: a third party's family completes a sentence with a fact."""
     assert "Paris" in model.generate(PROMPT, max_tokens=8).text
 
 
@@ -122,7 +122,7 @@ def test_logits_equal_mlx_lms(model, tensors, config):
 
 
 def test_a_restart_changes_nothing(gguf: Path) -> None:
-    """TG-1, FW-5: on real weights an answer from disk is the answer, and comes from disk."""
+    """TG-1, FW-5: on real weights a restored answer equals the computed answer."""
     settings = {"dtype": "float32", "paged_cache_memory_mb": 128}
     report = run_case(gguf, CASES[1], max_tokens=16, settings=settings)
     print(report.describe())  # noqa: T201  shown before it is judged

@@ -1,4 +1,4 @@
-"""Attention of one layer, with keys of its own or those of an earlier layer."""
+"""Attention of one layer, with its own keys or with the keys of an earlier layer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from neve.layers.stream import Normed, project
 from .config import Gemma4Config
 
 SCORING = Scoring(1.0)
-"""The scale is 1 because norms with weights set the size of queries and keys."""
+"""The scale is 1 because the weights of the norms set the size of queries and keys."""
 
 
 def attention(config: Gemma4Config, layer: int) -> Attention:
@@ -51,7 +51,7 @@ class Attention(nn.Module):
 
 
 class SharedAttention(Attention, JointModule):
-    """Attention with keys of its own whose projection is that of the values, too."""
+    """Attention in which one projection gives both keys and values."""
 
     JOINT = ("q_proj", "k_proj")
 
@@ -73,7 +73,7 @@ class SharedAttention(Attention, JointModule):
 
 
 class OwnAttention(SharedAttention):
-    """Attention with keys and values of its own; a value's norm has no weights."""
+    """Attention with separate keys and values; the norm of values has no weights."""
 
     JOINT = ("q_proj", "k_proj", "v_proj")
 

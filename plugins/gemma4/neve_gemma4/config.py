@@ -1,4 +1,4 @@
-"""Gemma 4's config.json, as far as it shapes the computation of text."""
+"""Gemma 4's config.json: the keys that shape the computation of text."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class AttentionConfig:
     """The attention of all layers of one type.
 
     Attributes:
-        window: Positions that a token sees, its own among them; None for all.
-        keys_are_values: Values are made of the keys' projection, there is none of their own.
+        window: Positions that a token sees, its own included; None for all positions.
+        keys_are_values: Whether values come from the keys' projection, with none of their own.
     """
 
     num_kv_heads: int
@@ -54,14 +54,14 @@ class Gemma4Config:
     """The text model of a Gemma 4 checkpoint.
 
     Attributes:
-        layer_types: What each layer attends to.
+        layer_types: Type of attention of each layer.
         attention: The attention of each type of layer.
-        num_shared_layers: The last layers, which read the keys and values of an earlier one.
-        double_wide: Whether the MLPs of those layers are twice as wide.
-        experts: None for a dense model.
+        num_shared_layers: The last layers, which read the keys and values of an earlier layer.
+        double_wide: Whether the MLPs of the shared layers are twice as wide.
+        experts: The mixture of experts; None for a dense model.
         per_layer_dims: Width of the embeddings that each layer has of its own, or 0.
-        per_layer_vocab_size: Rows of their table.
-        softcap: Bound of the logits, None for none.
+        per_layer_vocab_size: Rows of the per-layer embedding table.
+        softcap: Bound of the logits; None for no bound.
     """
 
     hidden_size: int
@@ -88,7 +88,7 @@ class Gemma4Config:
 
     @property
     def num_own_layers(self) -> int:
-        """The first layers, which keep keys and values of their own."""
+        """Number of first layers, which keep keys and values of their own."""
         return self.num_hidden_layers - self.num_shared_layers
 
     def attention_of(self, layer: int) -> AttentionConfig:
@@ -96,7 +96,7 @@ class Gemma4Config:
         return self.attention[self.layer_types[layer]]
 
     def anchor(self, layer: int) -> int | None:
-        """Return the layer whose keys and values `layer` reads; None if it has its own."""
+        """Return the layer whose keys and values `layer` reads; None for its own."""
         if layer < self.num_own_layers:
             return None
         own, layer_type = range(self.num_own_layers), self.layer_types[layer]
@@ -111,11 +111,12 @@ class Gemma4Config:
 def parse(raw_config: Mapping[str, Any]) -> Gemma4Config:
     """Return the config of the text model of a Gemma 4 checkpoint.
 
-    The text model's keys stand in `text_config`, or at the top of a text-only checkpoint.
+    The text model's keys are in `text_config`, or at the top of a text-only checkpoint.
 
     Raises:
-        ConfigError: A key is missing, of the wrong type or out of range, or two contradict.
-        UnsupportedModelError: A variant that is not implemented.
+        ConfigError: A key is missing, of the wrong type or out of range, or two keys
+            contradict.
+        UnsupportedModelError: The variant is not implemented.
     """
     outer, text = read_config(raw_config, RawOuter), text_section(raw_config)
     if not text.has("hidden_size"):
@@ -150,7 +151,7 @@ def _refuse_variants(raw: RawText) -> None:
         raise UnsupportedModelError(
             f"hidden_activation {raw.hidden_activation!r} is not supported, only {_ACTIVATION}"
         )
-    # "vision" makes images see themselves as a whole; text stays causal
+    # "vision" lets the tokens of an image see one another; text stays causal
     if raw.use_bidirectional_attention not in (None, "vision"):
         raise UnsupportedModelError(
             f"use_bidirectional_attention {raw.use_bidirectional_attention!r} is not "

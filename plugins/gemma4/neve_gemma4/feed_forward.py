@@ -1,4 +1,4 @@
-"""Who of the experts beside Gemma 4's MLP computes a token."""
+"""The router of the experts beside Gemma 4's MLP."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from .config import ExpertsConfig
 class Router(nn.Module):
     """Chooses experts by softmax scores of the normed and scaled input.
 
-    The weights of the chosen ones sum to one before each is multiplied by its expert's scale.
+    The weights of the chosen experts sum to one, then each is scaled by its expert's factor.
 
     Attributes:
-        scale: `[dims]`, on the normed input, together with one over the root of its width.
-        per_expert_scale: `[E]`.
+        scale: `[dims]`, a factor on the normed input, beside one over the root of its width.
+        per_expert_scale: `[E]`, a factor on the weights.
     """
 
     def __init__(self, dims: int, config: ExpertsConfig, *, eps: float) -> None:

@@ -31,11 +31,11 @@ def heads_by_type(
 ) -> Mapping[LayerType, Heads]:
     """Return the heads of sliding layers and of full ones.
 
-    Full layers have `global_head_dim`, and with `attention_k_eq_v` a number of heads of their
-    own. Newer configs say it layer by layer instead, in `per_layer_config`.
+    Full layers have `global_head_dim`, and with `attention_k_eq_v` a separate number of heads.
+    Newer configs state the heads of each layer in `per_layer_config`.
 
     Raises:
-        ConfigError: A value is mistyped, or heads do not go into the queries' heads.
+        ConfigError: A value is mistyped, or key heads do not divide the query heads.
         UnsupportedModelError: Layers of one type differ.
     """
     usual = Heads(raw.head_dim, raw.num_key_value_heads)

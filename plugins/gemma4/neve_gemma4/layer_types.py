@@ -1,4 +1,4 @@
-"""What each layer attends to, and which layers read the keys of an earlier one."""
+"""Attention type of each layer, and the layers that read an earlier layer's keys."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ LayerType: TypeAlias = Literal["sliding_attention", "full_attention"]
 LAYER_TYPES: tuple[LayerType, ...] = get_args(LayerType)
 
 _PATTERN = 5
-"""Where config.json lists no layers, every so many there is one of full attention."""
+"""Period of full attention where config.json lists no layer types."""
 
 
 def read_layer_types(raw: RawText, text: Section) -> tuple[LayerType, ...]:
-    """Return what each layer attends to; the last one attends to everything.
+    """Return the attention type of each layer; the last layer has full attention.
 
     Args:
         raw: The text model's keys.
-        text: The object with them.
+        text: The section of the keys.
 
     Raises:
-        ConfigError: The list has another length, or another end.
-        UnsupportedModelError: It names an unknown type.
+        ConfigError: The list has a wrong length, or ends with another type.
+        UnsupportedModelError: The list has an unknown type.
     """
     number, last = raw.num_hidden_layers, raw.num_hidden_layers - 1
     if raw.layer_types is None:
@@ -41,7 +41,7 @@ def read_layer_types(raw: RawText, text: Section) -> tuple[LayerType, ...]:
             f"layer type {unknown[0]!r} is not supported (known: {', '.join(LAYER_TYPES)})"
         )
     text.require_length(raw, "layer_types", "num_hidden_layers")
-    # the makers' implementation would make it one of full attention, with other shapes
+    # the reference implementation would force full attention there, with other shapes
     if raw.layer_types[last] != "full_attention":
         raise text.error("layer_types", "must end with full_attention")
     return cast("tuple[LayerType, ...]", tuple(raw.layer_types))
@@ -50,10 +50,10 @@ def read_layer_types(raw: RawText, text: Section) -> tuple[LayerType, ...]:
 def read_num_shared_layers(
     raw: RawText, layer_types: Sequence[LayerType], text: Section
 ) -> int:
-    """Return how many of the last layers read keys and values of an earlier one of their type.
+    """Return the number of last layers that read an earlier layer's keys and values.
 
     Raises:
-        ConfigError: There would be none for one of them to read.
+        ConfigError: One of these layers has no earlier layer of its type to read.
     """
     shared, key = raw.num_kv_shared_layers, "num_kv_shared_layers"
     own = raw.num_hidden_layers - shared

@@ -1,7 +1,7 @@
-"""Gemma 4: sliding and full attention, MLPs, and what some of its sizes add to them.
+"""Gemma 4: sliding and full attention, MLPs, and the additions of some model sizes.
 
-Parameters are named as in the makers' checkpoints, save the experts (see `weights`). All
-shapes are token-major: `T` tokens of a step, whatever sequences they belong to.
+Parameters are named as in Google's checkpoints, except the experts (see `weights`). All shapes
+are token-major: `T` tokens of a step, over all sequences.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def _add_and_scale(x: mx.array, delta: mx.array, scale: mx.array) -> mx.array:
 
 
 class Block(nn.Module):
-    """One layer: attention and MLP between two norms each, then the layer's own embedding."""
+    """One layer: attention and an MLP between two norms each, then the per-layer embedding."""
 
     def __init__(self, config: Gemma4Config, layer: int) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class Block(nn.Module):
     def __call__(
         self, x: mx.array, own_input: mx.array | None, context: ForwardContext
     ) -> mx.array:
-        """Return `[T, hidden]` for `x [T, hidden]` and the layer's own input `[T, P]`."""
+        """Return `[T, hidden]` for `x [T, hidden]` and the per-layer input `[T, P]`."""
         attended = self.self_attn(Normed(x, self.input_layernorm), context)
         x, normed = self.pre_feedforward_layernorm.add(
             x, attended, after=self.post_attention_layernorm
@@ -62,7 +62,7 @@ class Block(nn.Module):
         return _add_and_scale(x, delta, self.layer_scalar)
 
     def _feed_forward(self, x: mx.array, normed: mx.array) -> mx.array:
-        """Return what is added to the stream `x`, save a norm; `normed` is the MLP's input."""
+        """Return the addition to the stream `x`, before a norm; `normed` is the MLP's input."""
         return self.mlp(normed)
 
     def _own(self, x: mx.array, own_input: mx.array) -> mx.array:
@@ -71,7 +71,7 @@ class Block(nn.Module):
 
 
 class SparseBlock(Block):
-    """A layer with experts beside its MLP: both see the same input, and are added."""
+    """A layer with experts beside its MLP: both get the same input, and their sum is used."""
 
     def __init__(self, config: Gemma4Config, layer: int, experts: ExpertsConfig) -> None:
         super().__init__(config, layer)
@@ -113,7 +113,7 @@ class Gemma4Trunk(Trunk):
         return x * x.shape[-1] ** 0.5
 
     def __call__(self, batch: StepBatch, context: ForwardContext) -> Readout:
-        """Return the hidden states that a step wants."""
+        """Return the hidden states that the step's logits and taps need."""
         x, taps, num_own = self.embed(batch.ids), Taps(batch), self._num_own_layers
         own_inputs, rows = self._own_inputs(batch.ids, x), batch.logit_rows
         first, rest = range(num_own), range(num_own, len(self.layers))
@@ -121,7 +121,7 @@ class Gemma4Trunk(Trunk):
         if rows.size == x.shape[0] or taps.beyond(num_own):
             x = self._run(rest, x, own_inputs, context, taps)
             return taps.read_out(Stream(x), self.norm)
-        # the rest keeps nothing, so of the step it owes only the rows that are asked for
+        # shared layers keep no cache, so only the rows with logits need computing
         if not rows.size:
             return Readout(x[rows], taps.hidden)
         own_inputs = None if own_inputs is None else own_inputs[rows]
@@ -144,11 +144,11 @@ class Gemma4Trunk(Trunk):
         return x
 
     def _own_inputs(self, ids: mx.array, x: mx.array) -> mx.array | None:
-        """Return what each layer gets of its own, `[T, L, P]`: of the token and its embedding.
+        """Return the per-layer inputs `[T, L, P]`, from token ids and embeddings.
 
         Args:
             ids: `[T]`.
-            x: Their embeddings `[T, hidden]`, scaled.
+            x: Scaled embeddings of the ids, `[T, hidden]`.
         """
         if "embed_tokens_per_layer" not in self:
             return None
@@ -166,7 +166,7 @@ def _block(config: Gemma4Config, layer: int) -> Block:
 
 
 class Gemma4(DecoderModel):
-    """The model with its head; other towers are left out."""
+    """The model with its head, without the other towers."""
 
     def __init__(self, config: Gemma4Config) -> None:
         trunk = Gemma4Trunk(config)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @hookimpl
 def family_info() -> FamilyInfo:
-    """Name the family; a text-only checkpoint has the type of its text model."""
+    """Name the family; text-only checkpoints have a model type of their own."""
     return FamilyInfo("gemma4", 2, ["gemma4", "gemma4_text"], "neve-gemma4")
 
 
@@ -40,7 +40,7 @@ def parse_config(raw: Mapping[str, Any]) -> Gemma4Config:
 
 @hookimpl
 def declare_cache_groups(config: Gemma4Config) -> CacheLayout:
-    """Declare a group of sliding layers and one of full ones; shared layers are aliases."""
+    """Declare one group of sliding and one of full layers; shared layers are aliases."""
     return layer_routes([_layer_spec(config, i) for i in range(config.num_hidden_layers)])
 
 
@@ -64,7 +64,7 @@ def build_model(config: Gemma4Config, weights: Weights) -> nn.Module:
 
 @hookimpl
 def output_protocol(config: Gemma4Config) -> OutputProtocol:
-    """State Gemma 4's marks; after a tool call it waits for the response."""
+    """State Gemma 4's marks; behind a tool call, the model waits for the response."""
     return OutputProtocol(
         end_of_turn=("<turn|>", "<|tool_response>"),
         reasoning=("<|channel>thought", "<channel|>"),

@@ -1,4 +1,4 @@
-"""The keys of config.json that are read, typed, with the defaults of the model's makers."""
+"""The keys of config.json that the family reads, typed, with the reference's defaults."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from neve.checkpoint.config import (
 
 @attrs.frozen(kw_only=True)
 class RawOuter:
-    """The keys around the text model's."""
+    """The keys outside the text model's section."""
 
     text_config: Mapping[str, Any] | None = None
     tie_word_embeddings: bool = True
@@ -32,7 +32,7 @@ class RawOuter:
 class RawText:
     """The text model's keys.
 
-    What no published config leaves out has no default here.
+    Keys that every published config has are required here.
     """
 
     hidden_size: int = size()
@@ -65,7 +65,7 @@ class RawText:
 
 @attrs.frozen(kw_only=True)
 class RawExperts:
-    """The experts' keys, where `enable_moe_block` is on; the defaults are the 26B model's."""
+    """The experts' keys, read if `enable_moe_block` is set; defaults are the 26B model's."""
 
     num_experts: int = size(128)
     top_k_experts: int = size(8)
@@ -74,7 +74,7 @@ class RawExperts:
 
 @attrs.frozen(kw_only=True)
 class RawLayer:
-    """What `per_layer_config` says of one layer."""
+    """The keys of one layer in `per_layer_config`."""
 
     head_dim: int | None = size(None, least=2)
     num_key_value_heads: int | None = size(None)
@@ -82,7 +82,7 @@ class RawLayer:
 
 @attrs.frozen(kw_only=True)
 class RawRope:
-    """What `rope_parameters` says of one type of layer."""
+    """The keys of one layer type in `rope_parameters`."""
 
     rope_type: str | None = None
     type: str | None = None

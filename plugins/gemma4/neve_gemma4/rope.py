@@ -22,20 +22,20 @@ MAKERS_RULES: Mapping[LayerType, Mapping[str, Any]] = {
         "rope_theta": 1_000_000.0,
     },
 }
-"""Type of layer -> its rule where config.json has none."""
+"""Layer type -> default rule, for a config.json without a rule."""
 
 
 def proportional(head_dim: int, theta: float, fraction: float, factor: float) -> RopeSpec:
     """Return a rotation of a fraction of the pairs, with wavelengths of the whole head.
 
-    Pairs are `(i, i + head_dim / 2)`; those of the highest frequencies turn, the others stand
-    still. So it is not the rotation of a narrower head, whose pairs lie closer together.
+    Pairs are `(i, i + head_dim / 2)`. The pairs of the highest frequencies rotate, the others
+    do not. A narrower head would rotate differently, because its pairs lie closer together.
 
     Args:
         head_dim: Elements of a head.
         theta: Base of the wavelengths.
-        fraction: Share of the pairs that turn.
-        factor: Frequencies are divided by it.
+        fraction: Share of the pairs that rotate.
+        factor: Divisor of the frequencies.
     """
     half = head_dim // 2
     turning = int(fraction * head_dim // 2)
@@ -44,10 +44,10 @@ def proportional(head_dim: int, theta: float, fraction: float, factor: float) ->
 
 
 def check_layer_types(rules: Section) -> None:
-    """Check that the rules of config.json stand by type of layer.
+    """Check that config.json states its rules by layer type.
 
     Raises:
-        ConfigError: One stands under another name.
+        ConfigError: A rule has another name.
     """
     stray = sorted(set(rules.keys) - set(LAYER_TYPES))
     if stray:
@@ -57,17 +57,17 @@ def check_layer_types(rules: Section) -> None:
 def layer_rope(
     rules: Section, layer_type: LayerType, head_dim: int, max_context: int
 ) -> RopeSpec:
-    """Return the rotary embedding of a type of layer.
+    """Return the rotary embedding of a layer type.
 
     Args:
-        rules: The rules of config.json, by type of layer.
-        layer_type: The type.
+        rules: The rules of config.json, by layer type.
+        layer_type: The layer type.
         head_dim: Elements of a head.
         max_context: The model's context, in tokens.
 
     Raises:
         ConfigError: A value is mistyped, out of range, or contradicts the rule.
-        UnsupportedModelError: An unknown rule.
+        UnsupportedModelError: The rule is unknown.
     """
     makers, rule = MAKERS_RULES[layer_type], rules.at(layer_type)
     if not rules.has(layer_type):

@@ -1,4 +1,4 @@
-"""A step of which some tokens only are computed."""
+"""A context for layers that compute only some tokens of a step."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from neve.contract.heads import Projected
 
 @attrs.frozen(eq=False)
 class SelectedRows:
-    """What a context is to layers that compute selected tokens and keep nothing of them.
+    """A context for layers that compute selected tokens and keep no cache.
 
-    The context behind it still attends a query of every token, zeros for those left out: it
-    is projections, MLPs and experts that are spared.
+    The inner context still attends a query of every token, with zeros for the others. The
+    savings are in projections, MLPs and experts.
 
     Attributes:
         inner: The step's context.
@@ -48,10 +48,10 @@ class SelectedRows:
         projected: Projected,
         scoring: Scoring,
     ) -> mx.array:
-        """Make heads of queries, `[R, W]`, and attend to the keys of the layer's anchor.
+        """Make heads of queries, `[R, W]`, and attend to the anchor's keys.
 
         Raises:
-            CacheMisuseError: Keys are projected, too, or the layer has no anchor.
+            CacheMisuseError: Keys are projected too, or the layer has no anchor.
         """
         spread = attrs.evolve(projected, parts=tuple(map(self._spread, projected.parts)))
         out = self.inner.attend_projected(layer, spread, scoring)

@@ -1,9 +1,10 @@
-"""From the names of a checkpoint to those of the model.
+"""Conversion of a checkpoint's tensor names to the model's.
 
-Three layouts occur: the makers' with everything (`model.language_model.…`,
-`model.vision_tower.…`), a text-only one (`model.…`), and the one that MLX converters write
-(`language_model.model.…`). Experts lie in one tensor for all gates and ups, in one a
-projection (`experts.switch_glu.gate_proj`), or one by one (`experts.3.gate_proj`).
+Three layouts occur: Google's with all towers (`model.language_model.…`,
+`model.vision_tower.…`), a text-only layout (`model.…`), and the layout of MLX converters
+(`language_model.model.…`). Experts have one tensor for all gate and up projections, one tensor
+for each projection (`experts.switch_glu.gate_proj`), or separate tensors
+(`experts.3.gate_proj`).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ TEXT = "model.language_model."
 
 _PREFIXES = (TEXT, "language_model.model.", "model.")
 
-# images and sounds: this model reads text
+# towers for images and sounds, which this text model lacks
 _PASSED_OVER = re.compile(
     r"(model\.)?"
     r"(vision_tower|vision_embedder|audio_tower|embed_vision|embed_audio|multi_modal_projector)"
@@ -40,7 +41,7 @@ def _renamed(name: str, config: Gemma4Config) -> str | None:
         return None
     head = name.removeprefix("language_model.")
     if head.startswith("lm_head."):
-        # a tied checkpoint may still carry a copy of the embedding as head
+        # a tied checkpoint may still contain the embedding's copy as a head
         return None if config.tie_word_embeddings else head
     for prefix in _PREFIXES:
         if name.startswith(prefix):
@@ -53,13 +54,13 @@ def _renamed(name: str, config: Gemma4Config) -> str | None:
 
 
 def _is_unused(name: str, config: Gemma4Config) -> bool:
-    """Whether it is a leftover: keys of a layer that reads those of another one."""
+    """Return whether a tensor is left over: keys of a layer that reads another's."""
     keys = _KEYS.fullmatch(name)
     return keys is not None and config.num_own_layers <= int(keys[1]) < config.num_hidden_layers
 
 
 def _parts(name: str) -> Sequence[str] | None:
-    """Name the halves of a fused projection of the experts."""
+    """Return the names of the halves of the experts' fused projection."""
     fused = _FUSED.fullmatch(name)
     if fused is None:
         return None
@@ -71,7 +72,7 @@ def build(config: Gemma4Config, weights: Weights) -> nn.Module:
     """Return the model with its weights.
 
     Raises:
-        WeightError: They are not those that the model needs.
+        WeightError: The weights do not fit the model.
     """
     model = Gemma4(config)
     renamed = weights.renamed(partial(_renamed, config=config))

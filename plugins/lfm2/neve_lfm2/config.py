@@ -1,4 +1,4 @@
-"""LFM2's config.json, as far as it shapes the computation."""
+"""LFM2's config.json: the keys that shape the computation."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class ExpertsConfig:
         num_dense_layers: The first layers, which have a dense MLP instead.
         intermediate_size: Width of one expert.
         use_expert_bias: Whether a bias enters the choice of experts.
-        norm_topk_prob: Whether the weights of the chosen experts are made to sum to one.
+        norm_topk_prob: Whether the weights of the chosen experts are normalised to sum to one.
     """
 
     num_dense_layers: int
@@ -55,11 +55,11 @@ class Lfm2Config:
 
     Attributes:
         intermediate_size: Width of the dense MLPs, adjusted.
-        layer_types: What each layer mixes tokens with.
-        conv_length: Tokens that a convolution sees, its own among them.
+        layer_types: Mixer of each layer.
+        conv_length: Tokens that a convolution sees, the present token included.
         conv_bias: Whether convolutions and the projections around them have biases.
         rope: The rotary embedding of the attention layers.
-        experts: None for a dense model.
+        experts: The experts of `lfm2_moe`; None for a dense model.
     """
 
     hidden_size: int
@@ -85,10 +85,10 @@ class Lfm2Config:
 
 @attrs.frozen(kw_only=True)
 class _Raw:
-    """The keys that are read, with the defaults of the makers' config class.
+    """The keys that the family reads, with the reference's defaults.
 
-    `block_ff_dim`, `theta` and `tie_embedding` are the names of the first release. Where they
-    stand beside the later names, they win.
+    `block_ff_dim`, `theta` and `tie_embedding` are names of the first release. They win over
+    the later names where both are present.
     """
 
     model_type: str
@@ -109,7 +109,7 @@ class _Raw:
 
 @attrs.frozen(kw_only=True)
 class _RawDense:
-    """The width of the MLPs of `lfm2`, before it is adjusted."""
+    """The keys of `lfm2`'s MLP width, before its adjustment."""
 
     intermediate_size: int = size(aliases=["block_ff_dim"])
     block_auto_adjust_ff_dim: bool = True
@@ -119,7 +119,7 @@ class _RawDense:
 
 @attrs.frozen(kw_only=True)
 class _RawExperts:
-    """The MLPs and experts of `lfm2_moe`; here no width is adjusted."""
+    """The keys of `lfm2_moe`'s MLPs and experts, whose widths are not adjusted."""
 
     intermediate_size: int = size()
     moe_intermediate_size: int = size()
@@ -198,7 +198,7 @@ def _rope(raw: _Raw, text: Section, head_dim: int) -> RopeSpec:
         key=text.key,
         base=_ROPE_BASE,
         base_keys=("theta", "rope_theta"),
-        layer_type="full_attention",  # for a while rules were kept for each type of layer
+        layer_type="full_attention",  # some releases keep one rule for each layer type
     )
     return rule.spec(head_dim, max_context=raw.max_position_embeddings)
 
@@ -207,8 +207,9 @@ def parse(raw_config: Mapping[str, Any]) -> Lfm2Config:
     """Return the config of an LFM2 checkpoint.
 
     Raises:
-        ConfigError: A key is missing, of the wrong type or out of range, or two contradict.
-        UnsupportedModelError: Another model type, or a layer of an unknown type.
+        ConfigError: A key is missing, of the wrong type or out of range, or two keys
+            contradict.
+        UnsupportedModelError: The model type or a layer's type is unknown.
     """
     text = merged_section(raw_config)
     raw = text.read(_Raw)

@@ -1,7 +1,7 @@
 """LFM2: gated short convolutions and grouped-query attention, with dense or sparse MLPs.
 
-Parameters are named as in the checkpoint, save the stacked experts (see `weights`). All shapes
-are token-major: `T` tokens of a step, whatever sequences they belong to.
+Parameters are named as in the checkpoint, except the stacked experts (see `weights`). All
+shapes are token-major: `T` tokens of a step, over all sequences.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class GatedConv(nn.Module):
         self.out_proj = nn.Linear(dims, dims, bias=bias)
 
     def __call__(self, x: Normed, context: ForwardContext) -> Delta:
-        """Return what is added to the stream, for `x [T, hidden]`."""
-        # gates, and what they gate, side by side
+        """Return the layer's addition to the stream, for `x [T, hidden]`."""
+        # one row has both gates and the convolution's input side by side
         rows = project(self.in_proj, x)
         return Delta(self.out_proj, context.scan(self.layer, (rows,), self._step))
 
@@ -65,17 +65,17 @@ class DenseMLP(JointModule):
         self.w3 = nn.Linear(dims, hidden_dims, bias=False)
 
     def delta(self, x: Normed) -> Delta:
-        """Return what is added to the stream, for `x [T, dims]`."""
+        """Return the MLP's addition to the stream, for `x [T, dims]`."""
         return Delta(self.w2, gated(self, x))
 
 
 def _experts(dims: int, config: ExpertsConfig) -> SparseMLP:
-    """Return experts behind a sigmoid router, whose bias enters the choice alone."""
+    """Return experts behind a sigmoid router; its bias enters only the choice."""
     routing = Routing(
         config.num_experts_per_tok,
         scores="sigmoid",
         renormalise=config.norm_topk_prob,
-        epsilon=1e-6,  # as the makers' implementation has it
+        epsilon=1e-6,  # as in the reference implementation
         scale=config.routed_scaling_factor,
     )
     return SparseMLP(
@@ -100,7 +100,7 @@ def _attention(config: Lfm2Config, layer: int) -> Attention:
 
 
 class Lfm2Block(Block):
-    """One layer: convolution or attention, then an MLP, each behind a norm and a residual."""
+    """One layer: convolution or attention, then an MLP, each with a norm and a residual."""
 
     MLP = "feed_forward"
     NORMS = ("operator_norm", "ffn_norm")

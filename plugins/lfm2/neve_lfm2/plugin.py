@@ -40,7 +40,7 @@ def parse_config(raw: Mapping[str, Any]) -> Lfm2Config:
 
 @hookimpl
 def declare_cache_groups(config: Lfm2Config) -> CacheLayout:
-    """Declare one group of full attention, and the last inputs of each convolution."""
+    """Declare one group of full attention, and each convolution's last inputs as a state."""
     attention = FullAttention(config.num_key_value_heads, config.head_dim)
     inputs = StateTensor("conv", (config.conv_length - 1, config.hidden_size))
     convolution = RecurrentState([inputs])
@@ -59,7 +59,7 @@ def build_model(config: Lfm2Config, weights: Weights) -> nn.Module:
 
 @hookimpl
 def build_sidecar_policy(config: Lfm2Config, dtype: str) -> SidecarPolicy | None:
-    """State what its recurrent layers leave behind; None without such layers."""
+    """Declare the convolutions' states for sidecars; None without convolutions."""
     layout = declare_cache_groups(config)
     return recurrent_policy("conv_state", layout, dtype) if layout.states else None
 

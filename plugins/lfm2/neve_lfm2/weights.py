@@ -1,4 +1,4 @@
-"""The conventions in which LFM2 weights are published, made one.
+"""Conversion of the published layouts of LFM2 weights to the model's.
 
 | | Hugging Face | MLX | here |
 |---|---|---|---|
@@ -25,7 +25,7 @@ _FUSED = re.compile(r"(.+\.experts)\.gate_up_proj(?:\.(\w+))?")
 _RENAMES: Sequence[tuple[re.Pattern[str], str]] = [
     (re.compile(pattern), name)
     for pattern, name in (
-        # the text model inside a larger one
+        # a text model inside a larger model
         (r"^model\.language_model\.", "model."),
         (r"^language_model\.", ""),
         (r"\.feed_forward\.switch_mlp\.", ".feed_forward.experts."),
@@ -62,7 +62,7 @@ def own_weights(config: Lfm2Config, weights: Weights) -> Weights:
     """Return `weights` with the names and shapes of the model's parameters."""
 
     def keep(name: str) -> str | None:
-        # tied checkpoints may still carry a copy of the embedding as head
+        # a tied checkpoint may still contain the embedding's copy as a head
         return None if config.tie_word_embeddings and name.startswith("lm_head.") else name
 
     weights = weights.stacked("experts").split(_unfused)

@@ -1,4 +1,4 @@
-"""Muse-Glimmer's config.json, as far as it shapes the computation of text."""
+"""Muse-Glimmer's config.json: the keys that shape the computation of text."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ class MuseGlimmerConfig:
     """The text model of a Muse-Glimmer checkpoint.
 
     Attributes:
-        ropes: For each layer its rotary embedding, or None. A layer that rotates sees a
-            window, one that does not sees all positions.
+        ropes: Rotary embedding of each layer; None for full attention without positions. A
+            layer with a rotary embedding sees a window.
         sliding_window: Positions that a token sees in a layer with a window.
         rms_norm_eps: Epsilon of the norms before attention and MLP, of queries and keys, of
-            embeddings and of the last norm.
+            embeddings, and of the last norm.
         post_norm_eps: Epsilon of the norms behind attention and MLP.
         qk_scale_factor: Factor on the normed queries.
         output_multiplier: Factor on the head's output, before the softcap.
-        attention_bias: Whether the projections of attention have biases, its gate aside.
+        attention_bias: Whether the projections of attention, except its gate, have biases.
     """
 
     hidden_size: int
@@ -59,11 +59,11 @@ class MuseGlimmerConfig:
 def parse(raw_config: Mapping[str, Any]) -> MuseGlimmerConfig:
     """Return the config of the text model of a Muse-Glimmer checkpoint.
 
-    The text model's keys stand in `text_config`, or at the top of a text-only checkpoint.
+    The text model's keys are in `text_config`, or at the top of a text-only checkpoint.
 
     Raises:
-        ConfigError: A key is of the wrong type or out of range, or two contradict.
-        UnsupportedModelError: A kind of layer, activation or rotary rule that is not
+        ConfigError: A key is of the wrong type or out of range, or two keys contradict.
+        UnsupportedModelError: A layer type, an activation or a rotary rule is not
             implemented.
     """
     outer, text = read_config(raw_config, RawOuter), _text_part(raw_config)
@@ -90,9 +90,9 @@ def parse(raw_config: Mapping[str, Any]) -> MuseGlimmerConfig:
 
 
 def _text_part(raw_config: Mapping[str, Any]) -> Section:
-    """Return the text model's keys.
+    """Return the text model's section.
 
-    Every key of it has a default, so an object without any would pass for the 30B model.
+    All its keys have defaults, so a section without keys would pass for the 30B model.
     """
     text = text_section(raw_config)
     if not text.prefix and not text.has("hidden_size"):
@@ -114,7 +114,7 @@ def _refuse_variants(raw: RawText) -> None:
 
 
 def _tied(outer: RawOuter, text: RawText) -> bool:
-    """Return whether the head is the embedding; the flag may stand in both places."""
+    """Return whether the head is the embedding; either section may have the flag."""
     stated = {outer.tie_word_embeddings, text.tie_word_embeddings} - {None}
     if len(stated) > 1:
         reason = (

@@ -1,4 +1,4 @@
-"""What each layer sees, and how it rotates: two tables of config.json that must agree."""
+"""Attention type and rotary embedding of each layer: two tables that must agree."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from .raw import DEFAULT_LAYERS, RawText
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 
-_THETA = 10_000.0  # the makers' implementation, where no key names a base
+_THETA = 10_000.0  # default of the reference implementation
 _PERIOD = 4
 
 
 def layer_ropes(raw: RawText, text: Section) -> tuple[RopeSpec | None, ...]:
-    """Return each layer's rotary embedding; None for one of full attention.
+    """Return each layer's rotary embedding; None for a layer of full attention.
 
     Args:
         raw: The text model's keys.
-        text: The object with them.
+        text: The section of the keys.
 
     Raises:
-        ConfigError: The tables differ in length, or a layer of full attention has a base, or
-            a sliding one has none.
-        UnsupportedModelError: An unknown kind of layer or rotary rule.
+        ConfigError: The tables differ in length, or a layer of full attention has a base, or a
+            sliding layer has none.
+        UnsupportedModelError: A layer type or the rotary rule is unknown.
     """
     types = _types(raw, text)
     rule = read_rope(text.keys, key=text.key, base=0.0)
@@ -45,7 +45,7 @@ def layer_ropes(raw: RawText, text: Section) -> tuple[RopeSpec | None, ...]:
 
 
 def _is_default_full(layer: int, num_layers: int) -> bool:
-    """Return whether a layer is full by default: every fourth, counted from the last."""
+    """Return whether a layer is full by default: every fourth, counted from the last layer."""
     return (num_layers - 1 - layer) % _PERIOD == 0
 
 
@@ -64,10 +64,10 @@ def _types(raw: RawText, text: Section) -> Sequence[str]:
 
 
 def _thetas(raw: RawText, base: float, num_layers: int, text: Section) -> Sequence[float]:
-    """Return each layer's base, zero where nothing rotates.
+    """Return each layer's base; zero for a layer without rotation.
 
-    The makers' config class calls the table an override of the model's base, and their model
-    rotates by the model's base all the same: where both are given, they have to be equal.
+    The reference config calls the table an override of the model's base, but the reference
+    model rotates by the model's base. So where both are given, they must be equal.
     """
     if raw.layer_rope_theta is None:
         theta = base or _THETA

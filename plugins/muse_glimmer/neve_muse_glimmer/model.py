@@ -1,7 +1,7 @@
-"""Muse-Glimmer: gated attention over a window or over all, and an MLP, between norms.
+"""Muse-Glimmer: gated attention over a window or all positions, and an MLP, between norms.
 
-Parameters are named as in the makers' checkpoints. All shapes are token-major: `T` tokens of
-a step, whatever sequences they belong to.
+Parameters are named as in published checkpoints. All shapes are token-major: `T` tokens of a
+step, over all sequences.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def _gated(x: mx.array, gate: mx.array) -> mx.array:
 
 
 class GatedAttention(Attention):
-    """Attention of one layer, its output gated; a layer of full attention has no positions."""
+    """Attention of one layer with gated output; full attention has no positions."""
 
     JOINT = (*Attention.JOINT, "gate_proj")
 
@@ -45,21 +45,21 @@ class GatedAttention(Attention):
             bias=config.attention_bias,
             q_norm=norm,
             k_norm=norm,
-            # a rotation is linear, so the factor on queries may wait for the scores
+            # rotation is linear, so the factor on queries can move into the scores' scale
             scoring=Scoring(config.qk_scale_factor * head_dim**-0.5),
         )
         self.gate_proj = nn.Linear(dims, heads.num_heads * head_dim, bias=False)
 
     def gated(self, heads: mx.array, parts: Sequence[mx.array]) -> mx.array:
-        """Return the heads gated, `[T, Hq * D]`."""
-        # gates are the last part, or the last columns of the only one
+        """Return the gated heads, `[T, Hq * D]`."""
+        # gates are the last part, or the last columns of a single joined part
         last = parts[-1]
         gate = last if len(parts) > 1 else last[:, self.heads.ends[-1] :]
         return _gated(heads.flatten(1), gate)
 
 
 class Block(nn.Module):
-    """One layer: attention, then an MLP, each between two norms and beside a residual."""
+    """One layer: attention, then an MLP, each between two norms and with a residual."""
 
     def __init__(self, config: MuseGlimmerConfig, layer: int) -> None:
         super().__init__()
@@ -89,12 +89,12 @@ class NormedTrunk(Trunk):
 
 
 class MuseGlimmer(DecoderModel):
-    """The model with its head; the vision tower is left out."""
+    """The model with its head, without the vision tower."""
 
     def __init__(self, config: MuseGlimmerConfig) -> None:
         dims = config.hidden_size
         layers = [Block(config, layer) for layer in range(len(config.ropes))]
-        # unlike the layers' norms, the last one's weight is not zero-centred
+        # unlike the layers' norms, the final norm has a weight that is not zero-centred
         norm = RMSNorm(dims, eps=config.rms_norm_eps)
         trunk = NormedTrunk(config.vocab_size, dims, layers, norm)
         super().__init__(trunk, tied=config.tie_word_embeddings, text_tower=True)
@@ -102,7 +102,7 @@ class MuseGlimmer(DecoderModel):
         self._softcap = config.final_logit_softcapping
 
     def head(self, hidden: mx.array) -> mx.array:
-        """Return logits `[R, vocab_size]`, float32, none beyond the softcap."""
-        # near the cap neighbouring logits would be one in half precision
+        """Return logits `[R, vocab_size]`, float32, within the softcap."""
+        # half precision would merge neighbouring logits near the cap
         scores = super().head(hidden).astype(mx.float32) * (self._multiplier / self._softcap)
         return self._softcap * mx.tanh(scores)

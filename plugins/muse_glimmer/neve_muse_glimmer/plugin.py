@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from .config import MuseGlimmerConfig
 
 ANCHORS = anchor_grid(0, 5)
-"""1, 4, 16, 64 and 256 blocks."""
+"""Boundaries of sidecars: 1, 4, 16, 64 and 256 blocks."""
 
 
 @hookimpl
 def family_info() -> FamilyInfo:
-    """Name the family; a text-only checkpoint has the type of its text model."""
+    """Name the family; text-only checkpoints have a model type of their own."""
     types = ["muse_glimmer", "muse_glimmer_text"]
     return FamilyInfo("muse_glimmer", 2, types, "neve-muse-glimmer")
 
@@ -38,7 +38,7 @@ def parse_config(raw: Mapping[str, Any]) -> MuseGlimmerConfig:
 
 @hookimpl
 def declare_cache_groups(config: MuseGlimmerConfig) -> CacheLayout:
-    """Declare a window in the layers that rotate, and full attention in the others."""
+    """Declare a window for layers with rotation, and full attention for the others."""
     heads, head_dim = config.num_key_value_heads, config.head_dim
     full = FullAttention(heads, head_dim)
     sliding = SlidingWindow(window=config.sliding_window, kv_heads=heads, head_dim=head_dim)
@@ -61,13 +61,13 @@ def build_model(config: MuseGlimmerConfig, weights: Weights) -> nn.Module:
 
 @hookimpl
 def build_sidecar_policy(config: MuseGlimmerConfig, dtype: str) -> SidecarPolicy | None:
-    """State what its windows leave behind; None without any."""
+    """Declare the windows for sidecars; None without windows."""
     return window_policy(declare_cache_groups(config), dtype, anchors=ANCHORS)
 
 
 @hookimpl
 def execution_plan(config: MuseGlimmerConfig) -> ExecutionPlan:
-    """Ask that a preempted request is always computed again."""
+    """Ask for recomputing, never spilling, of preempted requests."""
     return ExecutionPlan(spill=False)
 
 
@@ -75,8 +75,8 @@ def execution_plan(config: MuseGlimmerConfig) -> ExecutionPlan:
 def output_protocol(config: MuseGlimmerConfig) -> OutputProtocol:
     """State Muse-Glimmer's marks.
 
-    A turn is a chain of messages, each to somebody: to itself it reasons, to a tool it calls,
-    to the user it answers. `<|eom|>` ends a message and not the turn.
+    A turn is a chain of messages with recipients: reasoning goes to the model itself, calls go
+    to a tool, the answer goes to the user. `<|eom|>` ends a message, `<|eot|>` the turn.
     """
     return OutputProtocol(
         end_of_turn=("<|eot|>",),

@@ -1,4 +1,4 @@
-"""The keys of config.json that are read, typed, with the defaults of the model's makers."""
+"""The keys of config.json that the family reads, typed, with the reference's defaults."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DEFAULT_LAYERS = 52
 
 @attrs.frozen(kw_only=True)
 class RawOuter:
-    """The keys around the text model's; those of vision are not looked at."""
+    """The keys outside the text model's section; keys of vision are ignored."""
 
     model_type: str = ""
     text_config: Mapping[str, Any] | None = None

@@ -1,12 +1,12 @@
-"""The names under which Muse-Glimmer weights are published, made one.
+"""Conversion of the published names of Muse-Glimmer weights to the model's.
 
 | layout | text model | head | vision |
 |---|---|---|---|
-| the makers' | `model.language_model.…` | `lm_head.…` | `model.vision_tower.…` |
+| the publisher's | `model.language_model.…` | `lm_head.…` | `model.vision_tower.…` |
 | text only | `model.…` | `lm_head.…` | |
 | MLX converters' | `language_model.model.…` | `language_model.lm_head.…` | `vision_tower.…` |
 
-All of them store the norms inside layers as distances from one.
+All layouts store the norms inside layers as distances from one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .config import MuseGlimmerConfig
 TEXT = "model.language_model."
 
 _PREFIX = re.compile(r"(model\.language_model|language_model\.model|language_model|model)\.")
-# this model reads text
+# the vision tower, which this text model lacks
 _VISION = re.compile(r"(model\.)?(vision_tower|vision_adapter|vision_projection)\..*")
 
 
@@ -31,7 +31,7 @@ def _renamed(name: str, *, tied: bool) -> str | None:
     prefix = _PREFIX.match(name)
     rest = name[prefix.end() :] if prefix else name
     if rest.startswith("lm_head."):
-        # a tied checkpoint may still carry a copy of the embedding as head
+        # a tied checkpoint may still contain the embedding's copy as a head
         return None if tied else rest
     return TEXT + rest if prefix else name
 

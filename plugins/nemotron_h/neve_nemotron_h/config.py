@@ -1,4 +1,4 @@
-"""Nemotron-H's config.json, as far as it shapes the computation."""
+"""Nemotron-H's config.json: the keys that shape the computation."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _NAMES: Mapping[str, LayerType] = {
 
 @attrs.frozen(kw_only=True)
 class AttentionConfig:
-    """The attention layers, which know no positions.
+    """The attention layers, which have no positions.
 
     Attributes:
         head_dim: Width of a head; `num_heads * head_dim` need not be the hidden size.
@@ -55,9 +55,9 @@ class MambaConfig:
         num_groups: Groups of heads that share `B` and `C`, and whose outputs are normed
             together.
         state_dim: Width of `B` and `C`.
-        kernel: Tokens that the convolution sees, its own among them.
-        chunk: Tokens that are computed at once.
-        bias: Whether the projections into and out of the layer have biases.
+        kernel: Tokens that the convolution sees, the present token included.
+        chunk: Tokens of a chunk of the scan.
+        bias: Whether the layer's input and output projections have biases.
         limit: Least and greatest time step.
     """
 
@@ -88,12 +88,13 @@ class ExpertsConfig:
 
     Attributes:
         hidden_dims: Width of one expert.
-        latent_dims: Width of what goes into an expert and comes out; None for the hidden size.
-        shared_hidden_dims: Width of the expert that computes every token; None for none.
-        renormalise: Whether the weights of the chosen experts are made to sum to one.
-        scale: Factor on them.
+        latent_dims: Width of an expert's input and output; None for the hidden size.
+        shared_hidden_dims: Width of the shared expert, which computes every token; None for
+            no shared expert.
+        renormalise: Whether the weights of the chosen experts are normalised to sum to one.
+        scale: Factor on the weights.
         num_groups: Groups of consecutive experts.
-        num_chosen_groups: Groups that a token's experts come from.
+        num_chosen_groups: Groups from which a token's experts are chosen.
     """
 
     num_experts: int
@@ -109,10 +110,10 @@ class ExpertsConfig:
 
 @attrs.frozen(kw_only=True)
 class NemotronHConfig:
-    """A Nemotron-H model. What none of its layers uses is None.
+    """A Nemotron-H model. Parts that no layer uses are None.
 
     Attributes:
-        layer_types: The one thing that each layer does.
+        layer_types: Type of each layer.
         mlp_bias: Whether dense MLPs, the shared expert and latent projections have biases.
         intermediate_size: Width of the dense MLPs.
     """
@@ -202,7 +203,7 @@ def _mamba(text: Section) -> MambaConfig:
 
 
 def _check_groups(raw: RawExperts, text: Section) -> None:
-    """Check the groups that a token's experts are chosen from, unless all of them are."""
+    """Check the groups of experts, unless a token may choose from all groups."""
     text.require_at_most(raw, "topk_group", "n_group")
     if raw.topk_group == raw.n_group:
         return
@@ -221,7 +222,7 @@ def _experts(text: Section) -> ExpertsConfig:
     text.require_at_most(raw, "num_experts_per_tok", "n_routed_experts")
     _check_groups(raw, text)
     if raw.n_shared_experts > 1:
-        # their width would be one's in some implementations, the sum's in others
+        # implementations disagree: the width is one expert's, or all shared experts' together
         raise UnsupportedModelError("more than one n_shared_experts is not supported")
     shared = raw.moe_shared_expert_intermediate_size if raw.n_shared_experts else None
     if raw.n_shared_experts and shared is None:
@@ -248,13 +249,14 @@ def _mlp_bias(text: Section) -> bool:
 def parse(raw_config: Mapping[str, Any]) -> NemotronHConfig:
     """Return the config of a Nemotron-H checkpoint.
 
-    The number of layers is that of their types; `num_hidden_layers` is not looked at. Nor is
-    what describes rotations: attention here knows no positions.
+    The number of layers is the length of the layer types; `num_hidden_layers` is ignored, and
+    so are keys of rotary embeddings, as attention has no positions.
 
     Raises:
-        ConfigError: A key is missing, of the wrong type or out of range, or two contradict.
-        UnsupportedModelError: A layer of an unknown type, an activation that no published model
-            has, sliding windows, or a float32 residual stream.
+        ConfigError: A key is missing, of the wrong type or out of range, or two keys
+            contradict.
+        UnsupportedModelError: A layer's type is unknown, an activation occurs in no published
+            model, or the config has sliding windows or a float32 residual stream.
     """
     text = merged_section(raw_config)
     raw = text.read(Raw)

@@ -1,7 +1,7 @@
-"""The four things that a layer may do; each is called with its normed input.
+"""The four types of layers; each is called with its normed input.
 
-Parameters are named as in the checkpoint, save the router's (see `weights`). All shapes are
-token-major: `T` tokens of a step, whatever sequences they belong to.
+Parameters are named as in the checkpoint, except the router's (see `weights`). All shapes are
+token-major: `T` tokens of a step, over all sequences.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from .config import AttentionConfig, ExpertsConfig, MambaConfig
 class Mamba(nn.Module):
     """A Mamba-2 layer: a short convolution, then the recurrence, gated and normed.
 
-    Its state is the convolution's last inputs `[K - 1, C]` and the matrices `[H, P, n]`, both
-    float32.
+    The state consists of the convolution's last inputs `[K - 1, C]` and of matrices
+    `[H, P, n]`, both float32.
     """
 
     def __init__(self, dims: int, config: MambaConfig, layer: int, *, eps: float) -> None:
@@ -45,13 +45,13 @@ class Mamba(nn.Module):
         self.out_proj = nn.Linear(inner, dims, bias=config.bias)
 
     def __call__(self, x: Normed, context: ForwardContext) -> Delta:
-        """Return what is added to the stream, for `x [T, hidden]`."""
+        """Return the layer's addition to the stream, for `x [T, hidden]`."""
         rows = project(self.in_proj, x)
         out = context.scan(self.layer, (rows,), self._step)
         return Delta(self.out_proj, self.norm(out, rows))
 
     def _step(self, inputs: tuple[mx.array, ...], state: State) -> tuple[mx.array, State]:
-        # a row is the gate, what is convolved, and what time steps are made of
+        # a row has the gate, the convolution's input, and the inputs of time steps
         (rows,), (conv, matrices), config = inputs, state, self.config
         mixed, conv = self.conv1d(rows, conv, start=config.inner_dim)
         rates = Rates(self.A_log, self.dt_bias, self.D, config.limit)
@@ -68,7 +68,7 @@ def attention(dims: int, config: AttentionConfig, layer: int) -> Attention:
 
 @fused
 def relu2(x: mx.array) -> mx.array:
-    """Return the square of what is above zero."""
+    """Return the square of the positive part."""
     return mx.square(mx.maximum(x, 0))
 
 
@@ -85,14 +85,14 @@ class MLP(nn.Module):
         return self.down_proj(relu2(self.up_proj(x)))
 
     def delta(self, x: Normed) -> Delta:
-        """Return the same for `x [T, dims]`, to be added to the stream."""
+        """Return the MLP's addition to the stream, for `x [T, dims]`."""
         return Delta(self.down_proj, relu2(project(self.up_proj, x)))
 
 
 class Router(nn.Module):
-    """Chooses experts by biased sigmoid scores, and weights them by the unbiased ones.
+    """Chooses experts by biased sigmoid scores, and weights them by unbiased scores.
 
-    It is float32 throughout, and never quantised.
+    The router is float32 throughout, and never quantised.
     """
 
     def __init__(self, dims: int, config: ExpertsConfig) -> None:
@@ -116,7 +116,10 @@ class Router(nn.Module):
 
 
 class MoE(nn.Module):
-    """Experts of which a few compute a token, perhaps in a narrower space, and a shared one."""
+    """Experts of which a few compute each token, optionally in a latent space.
+
+    An optional shared expert computes every token.
+    """
 
     def __init__(self, dims: int, config: ExpertsConfig, *, bias: bool) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Nemotron-H: a stack of layers that each do one thing, behind a norm and a residual."""
+"""Nemotron-H: a stack of single-purpose layers, each with a norm and a residual."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _mixer(config: NemotronHConfig, layer: int) -> nn.Module:
         return MLP(dims, config.intermediate_size, bias=config.mlp_bias)
     if kind == "moe" and config.experts is not None:
         return MoE(dims, config.experts, bias=config.mlp_bias)
-    raise ValueError(f"layer {layer} is of type {kind}, which the config does not describe")
+    raise ValueError(f"layer {layer} is of type {kind}, but the config lacks its parameters")
 
 
 class Block(nn.Module):

@@ -49,7 +49,7 @@ def _state(mamba: MambaConfig) -> RecurrentState:
 
 @hookimpl
 def declare_cache_groups(config: NemotronHConfig) -> CacheLayout:
-    """Declare full attention, a state for each Mamba-2 layer, and nothing for MLPs."""
+    """Declare full attention, a state for each Mamba-2 layer, and no cache for MLPs."""
     specs: dict[str, FullAttention | RecurrentState] = {}
     if config.attention is not None:
         attention = config.attention
@@ -71,7 +71,7 @@ def build_model(config: NemotronHConfig, weights: Weights) -> nn.Module:
 
 @hookimpl
 def execution_plan(config: NemotronHConfig) -> ExecutionPlan:
-    """Ask for prefill cuts between chunks, and for rows on their own where a sum may tip."""
+    """Ask for slices of whole chunks, and for exact rows of quantised checkpoints."""
     chunk = None if config.mamba is None else config.mamba.chunk
     return ExecutionPlan(row_exact="quantized", prefill_chunk=chunk)
 

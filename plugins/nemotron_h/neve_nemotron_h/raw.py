@@ -1,6 +1,6 @@
-"""The keys of config.json that are read, typed, with the defaults of the model's makers.
+"""The keys of config.json that the family reads, typed, with the reference's defaults.
 
-Where a key stands under two names, the other name wins over the field's, as with the makers.
+Where a key has two names, the alias wins over the field's name, as in the reference.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from neve.checkpoint.config import also_called, count, epsilon, factor, size, to
 from neve.contract.errors import ConfigError
 
 MAX_STEP = 1e6
-"""The least time step at most: a state that it multiplies stays within float32."""
+"""Bound on the least time step: products with a state stay within float32."""
 
 
 @attrs.frozen(kw_only=True)
 class Raw:
-    """What every model has."""
+    """The keys of every model."""
 
     model_type: str
     hidden_size: int = size()
@@ -47,7 +47,7 @@ class RawAttention:
 
 @attrs.frozen(kw_only=True)
 class RawMamba:
-    """The keys of Mamba-2 layers. `use_bias` is the one that the makers' code looks at."""
+    """The keys of Mamba-2 layers. `use_bias` is the key of the projections' bias in the reference."""
 
     mamba_num_heads: int = size()
     mamba_head_dim: int = size(64)
@@ -93,17 +93,17 @@ class RawExperts:
 
 
 def read_limit(raw: Any, key: str) -> tuple[float, float]:
-    """Return `time_step_limit`, by default any step.
+    """Return `time_step_limit`, which allows any step by default.
 
-    No upper limit is a bare `Infinity`, the string or the tagged object that stand for it in
+    An absent upper limit is a bare `Infinity`, the string or tagged object for infinity in
     strict JSON, or null.
 
     Args:
-        raw: What config.json has.
-        key: Its path, for the error.
+        raw: Value in config.json.
+        key: Path of the key, for the error.
 
     Raises:
-        ConfigError: It is no pair of ascending numbers.
+        ConfigError: The value is no pair of ascending numbers.
     """
     if raw is None:
         return 0.0, float("inf")
@@ -116,7 +116,7 @@ def read_limit(raw: Any, key: str) -> tuple[float, float]:
 
 
 def _number(value: Any) -> float:
-    """Return a limit as a number; NaN for what is none."""
+    """Return a limit as a number; NaN for any other value."""
     if isinstance(value, Mapping):
         value = value.get("__float__")
     if value is None or value in ("Infinity", float("inf")):

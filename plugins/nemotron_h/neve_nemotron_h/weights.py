@@ -1,13 +1,13 @@
-"""The conventions in which Nemotron-H weights are published, made one.
+"""Conversion of the published layouts of Nemotron-H weights to the model's.
 
-| | the makers | transformers | MLX | here |
+| | NVIDIA | transformers | MLX | here |
 |---|---|---|---|---|
 | trunk | `backbone.` | `model.` | `backbone.` | `backbone.` |
 | kernel | `[C, 1, K]` | `[C, 1, K]` | `[C, K, 1]` | `[K, C]` |
 | experts | `experts.3.up_proj` | `experts.up_proj` | `switch_mlp.fc1` | `experts.up_proj` |
 | router | `gate.weight` | `gate.weight` | `gate.weight` | `gate.router_weight` |
 
-The router has a name of its own because it stays float32, whatever other weights become.
+The router has a name of its own because it stays float32 in every compute dtype.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from neve.layers.short_conv import taps
 from .config import NemotronHConfig
 
 KEEP_FLOAT32 = ("router_weight", "e_score_correction_bias", "A_log", "D", "dt_bias")
-"""Last name components of parameters that are float32 whatever the model computes in."""
+"""Last name components of parameters that are float32 in every compute dtype."""
 
 _KERNEL = ".conv1d.weight"
 
 _RENAMES: Sequence[tuple[re.Pattern[str], str]] = [
     (re.compile(pattern), name)
     for pattern, name in (
-        # the text model inside a larger one
+        # a text model inside a larger model
         (r"^model\.language_model\.", "backbone."),
         (r"^language_model\.", ""),
         (r"^model\.", "backbone."),
@@ -41,7 +41,7 @@ _RENAMES: Sequence[tuple[re.Pattern[str], str]] = [
     )
 ]
 
-# the head that drafts tokens: this model makes one token a step
+# the drafting head, which this model lacks
 _DRAFT_HEAD = "mtp."
 
 
@@ -59,7 +59,7 @@ def own_weights(config: NemotronHConfig, weights: Weights) -> Weights:
     """Return `weights` with the names and shapes of the model's parameters."""
 
     def keep(name: str) -> str | None:
-        # tied checkpoints may still carry a copy of the embedding as head
+        # a tied checkpoint may still contain the embedding's copy as a head
         copied = config.tie_word_embeddings and name.startswith("lm_head.")
         return None if copied or name.startswith(_DRAFT_HEAD) else name
 

@@ -1,4 +1,4 @@
-"""Qwen3's config.json, as far as it shapes the computation."""
+"""Qwen3's config.json: the keys that shape the computation."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Qwen3Config(DenseConfig):
 
 @attrs.frozen(kw_only=True)
 class _Keys(DenseKeys):
-    """The keys that are read, with the defaults of the released configs."""
+    """The keys that the family reads, with the defaults of the released configs."""
 
     max_position_embeddings: int = tokens(32768)
     use_sliding_window: bool = False
@@ -33,7 +33,7 @@ def parse(raw: Mapping[str, Any]) -> Qwen3Config:
 
     Raises:
         ConfigError: A key is missing, of the wrong type or out of range.
-        UnsupportedModelError: Sliding windows, or an activation other than SiLU.
+        UnsupportedModelError: The config has sliding windows, or an activation other than SiLU.
     """
     section = Section(raw)
     keys = section.read(_Keys)

@@ -1,4 +1,4 @@
-"""Qwen3.5's config.json, as far as it shapes the computation of text."""
+"""Qwen3.5's config.json: the keys that shape the computation of text."""
 
 from __future__ import annotations
 
@@ -58,9 +58,8 @@ class Qwen35Config:
     """The text model of a Qwen3.5 checkpoint.
 
     Attributes:
-        full_attention: For each layer, whether it is one of full attention; the others are
-            gated delta nets.
-        mlp: Width of the MLP of a dense model, or the experts.
+        full_attention: For each layer, True for full attention, False for a gated delta net.
+        mlp: Width of a dense model's MLP, or the experts.
         rope: The rotary embedding of full attention.
     """
 
@@ -87,11 +86,11 @@ class Qwen35Config:
 def parse(raw_config: Mapping[str, Any]) -> Qwen35Config:
     """Return the config of the text model of a Qwen3.5 checkpoint.
 
-    The text model's keys stand in `text_config`, or at the top of a text-only checkpoint.
+    The text model's keys are in `text_config`, or at the top of a text-only checkpoint.
 
     Raises:
         ConfigError: A key is missing, of the wrong type or out of range.
-        UnsupportedModelError: A kind of layer, activation or rotary rule that is not
+        UnsupportedModelError: A layer type, an activation or a rotary rule is not
             implemented.
     """
     outer, text = read_config(raw_config, RawOuter), text_section(raw_config)
@@ -172,6 +171,6 @@ def _rope(raw: RawText, text: Section) -> RopeSpec:
     if dims % 2 or not dims:
         reason = f"must leave an even number of head_dim = {raw.head_dim} elements, got {share}"
         raise text.error("partial_rotary_factor", reason)
-    # of multi-axis positions, text has equal ones
+    # the axes of multi-axis positions are equal for text
     keys = {k: "default" if v == "mrope" else v for k, v in rule.keys.items()}
     return attrs.evolve(rule, keys=keys).spec(dims, max_context=raw.max_position_embeddings)

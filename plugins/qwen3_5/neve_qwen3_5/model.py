@@ -1,7 +1,7 @@
-"""Qwen3.5: gated delta nets, full attention in between, and an MLP or experts after each.
+"""Qwen3.5: gated delta nets with full attention in between, each before an MLP or experts.
 
-Parameters are named as in the makers' checkpoints. All shapes are token-major: `T` tokens of
-a step, whatever sequences they belong to.
+Parameters are named as in Qwen's checkpoints. All shapes are token-major: `T` tokens of a step,
+over all sequences.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from neve.layers.stream import Delta, Normed
 from .config import ExpertsConfig, Qwen35Config
 
 Norm: TypeAlias = Callable[[int], ResidualNorm]
-"""Width -> a norm of the residual stream, or of heads."""
+"""Maps a width to a norm of the residual stream, or of heads."""
 
 
 @fused
@@ -38,7 +38,7 @@ def _gated(x: mx.array, gate: mx.array) -> mx.array:
 
 
 class GatedAttention(Attention):
-    """Full attention of one layer, its output gated."""
+    """Full attention of one layer, with gated output."""
 
     def __init__(self, config: Qwen35Config, layer: int, norm: Norm) -> None:
         head_dim = config.head_dim
@@ -59,7 +59,7 @@ class GatedAttention(Attention):
         )
 
     def gated(self, heads: mx.array, parts: Sequence[mx.array]) -> mx.array:
-        """Return the heads `[T, Hq, D]` gated: each head's gate lies behind its query."""
+        """Return the gated heads `[T, Hq, D]`; each head's gate lies behind its query."""
         shape = self.heads
         rows = parts[0][:, : shape.ends[0]]
         queries = rows.reshape(-1, shape.num_heads, shape.query_stride)
@@ -67,9 +67,10 @@ class GatedAttention(Attention):
 
 
 class GatedDeltaNet(JointModule):
-    """The recurrence of one layer: a short convolution, then the gated delta rule.
+    """A gated delta net: a short convolution, then the gated delta rule.
 
-    Its state is the convolution's last inputs `[K - 1, C]` and the matrices `[Hv, Dv, Dk]`.
+    The state consists of the convolution's last inputs `[K - 1, C]` and of matrices
+    `[Hv, Dv, Dk]`.
     """
 
     JOINT = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
@@ -93,7 +94,7 @@ class GatedDeltaNet(JointModule):
         self._columns = Columns(rate=end, decay=end + delta.value_heads)
 
     def __call__(self, x: Normed, context: ForwardContext) -> Delta:
-        """Return what is added to the stream, for `x [T, hidden]`."""
+        """Return the layer's addition to the stream, for `x [T, hidden]`."""
         rows = self.project_joined(x)
         out = context.scan(self.layer, (rows,), self._step)
         return Delta(self.out_proj, self.norm(out, rows, start=self._gates))
@@ -109,7 +110,7 @@ class GatedDeltaNet(JointModule):
 
 
 class SharedSparseMLP(JointModule):
-    """Experts of which a few compute a token, and one that computes all, behind a gate."""
+    """Experts of which a few compute each token, and a gated shared expert for all tokens."""
 
     JOINT = ("gate", "shared_expert_gate")
 
@@ -122,7 +123,7 @@ class SharedSparseMLP(JointModule):
         self._routing = Routing(config.num_chosen)
 
     def delta(self, x: Normed) -> mx.array:
-        """Return what is added to the stream, for `x [T, dims]`."""
+        """Return the MLP's addition to the stream, for `x [T, dims]`."""
         rows = x.computed()
         logits, gate = self.project(rows)
         chosen, weights = self._routing(logits)
@@ -130,7 +131,7 @@ class SharedSparseMLP(JointModule):
 
 
 def _block(config: Qwen35Config, layer: int, norm: Norm) -> Block:
-    """Return one layer: a mixer of tokens and an MLP, each behind a norm and a residual."""
+    """Return one layer: a mixer and an MLP, each with a norm and a residual."""
     dims, mlp, full = config.hidden_size, config.mlp, config.full_attention[layer]
     kind = GatedAttention if full else GatedDeltaNet
     mixer = kind(config, layer, norm)
@@ -140,15 +141,15 @@ def _block(config: Qwen35Config, layer: int, norm: Norm) -> Block:
 
 
 class Qwen35(DecoderModel):
-    """The model with its head; the vision tower is left out."""
+    """The model with its head, without the vision tower."""
 
     def __init__(self, config: Qwen35Config, norm: Norm) -> None:
-        """Make the model.
+        """Create the model.
 
         Args:
             config: The text model's config.
-            norm: Makes the norms of the residual stream and of heads: checkpoints store
-                their weights with or without the one.
+            norm: Creates the norms of the residual stream and of heads: checkpoints store
+                weights of norms either as they are or as distances from one.
         """
         dims = config.hidden_size
         layers = [_block(config, layer, norm) for layer in range(len(config.full_attention))]

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @hookimpl
 def family_info() -> FamilyInfo:
-    """Name the family; a text-only checkpoint has the type of its text model."""
+    """Name the family; text-only checkpoints have model types of their own."""
     types = ["qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"]
     return FamilyInfo("qwen3_5", 2, types, "neve-qwen3-5")
 
@@ -41,7 +41,7 @@ def parse_config(raw: Mapping[str, Any]) -> Qwen35Config:
 
 @hookimpl
 def declare_cache_groups(config: Qwen35Config) -> CacheLayout:
-    """Declare full attention in some layers, and a gated delta net's state in the others."""
+    """Declare full attention for some layers, and a gated delta net's state for the others."""
     delta = config.delta
     attention = FullAttention(config.num_key_value_heads, config.head_dim)
     state = RecurrentState(
@@ -65,7 +65,7 @@ def build_model(config: Qwen35Config, weights: Weights) -> nn.Module:
 
 @hookimpl
 def build_sidecar_policy(config: Qwen35Config, dtype: str) -> SidecarPolicy | None:
-    """State what its recurrent layers leave behind; None without such layers."""
+    """Declare the gated delta nets' states for sidecars; None without such layers."""
     layout = declare_cache_groups(config)
     return recurrent_policy("gdn_state", layout, dtype) if layout.states else None
 

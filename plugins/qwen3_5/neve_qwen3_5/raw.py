@@ -1,4 +1,4 @@
-"""The keys of config.json that are read, typed, with the defaults of the model's makers."""
+"""The keys of config.json that the family reads, typed, with the reference's defaults."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from neve.checkpoint.config import epsilon, layers, share, size, tokens, vocabul
 
 @attrs.frozen(kw_only=True)
 class RawOuter:
-    """The keys around the text model's."""
+    """The keys outside the text model's section."""
 
     model_type: str = ""
     text_config: Mapping[str, Any] | None = None
@@ -21,7 +21,7 @@ class RawOuter:
 
 @attrs.frozen(kw_only=True)
 class RawText:
-    """The text model's keys that dense models and those with experts share."""
+    """The text model's keys that dense and sparse models share."""
 
     model_type: str = ""
     hidden_size: int = size()

@@ -1,9 +1,9 @@
-"""From the names and conventions of a checkpoint to those of the model.
+"""Conversion of a checkpoint's names and conventions to the model's.
 
-Three layouts occur: the makers' with everything (`model.language_model.…`, `model.visual.…`,
-`mtp.…`), a text-only one (`model.…`), and the one that MLX converters write
-(`language_model.model.…`, `vision_tower.…`), which also turns convolution kernels round and
-adds the one to norms.
+Three layouts occur: Qwen's with all towers (`model.language_model.…`, `model.visual.…`,
+`mtp.…`), a text-only layout (`model.…`), and the layout of MLX converters
+(`language_model.model.…`, `vision_tower.…`). MLX converters also transpose convolution kernels
+and add one to the weights of norms.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .model import Norm, Qwen35
 TEXT = "model.language_model."
 _CONV = ".conv1d.weight"
 
-# the vision tower, and the heads that draft tokens: this model reads text, one token a step
+# the vision tower and the drafting heads, which this text model lacks
 _PASSED_OVER = re.compile(r"(language_model\.)?(model\.)?(visual|vision_tower|mtp)\..*")
 _PREFIXES = ("model.language_model.", "language_model.model.", "model.")
 _FUSED = re.compile(r"(.*\.experts\.)gate_up_proj(\..*)?")
@@ -36,7 +36,7 @@ def _renamed(name: str, *, tied: bool) -> str | None:
     if _PASSED_OVER.fullmatch(name):
         return None
     if name.removeprefix("language_model.").startswith("lm_head."):
-        # a tied checkpoint may still carry a copy of the embedding as head
+        # a tied checkpoint may still contain the embedding's copy as a head
         return None if tied else name.removeprefix("language_model.")
     for prefix in _PREFIXES:
         if name.startswith(prefix):
@@ -47,7 +47,7 @@ def _renamed(name: str, *, tied: bool) -> str | None:
 
 
 def _parts(name: str) -> Sequence[str] | None:
-    """Name the halves of a fused projection of the experts."""
+    """Return the names of the halves of the experts' fused projection."""
     fused = _FUSED.fullmatch(name)
     if fused is None:
         return None
@@ -56,7 +56,7 @@ def _parts(name: str) -> Sequence[str] | None:
 
 
 def _is_mlx_layout(weights: Weights) -> bool:
-    """Whether convolution kernels are `[C, K, 1]`; K is at least two."""
+    """Return whether convolution kernels are `[C, K, 1]`; K is at least two."""
     return any(name.endswith(_CONV) and weights.shape(name)[-1] == 1 for name in weights)
 
 
@@ -68,7 +68,7 @@ def build(config: Qwen35Config, weights: Weights) -> nn.Module:
     """Return the model with its weights.
 
     Raises:
-        WeightError: They are not those that the model needs.
+        WeightError: The weights do not fit the model.
     """
     layer = RMSNorm if _is_mlx_layout(weights) else ZeroCentredRMSNorm
     norm: Norm = partial(layer, eps=config.rms_norm_eps)
