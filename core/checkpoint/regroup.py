@@ -132,6 +132,6 @@ def regroup_layers(
         for new in paths(path):
             if layers.setdefault(new, layer) != layer:
                 raise WeightError(
-                    f"{new}: its parts are quantised differently, {path} among them"
+                    f"{new}: the parts are quantised differently, {path} among them"
                 )
     return attrs.evolve(quantization, layers=layers)

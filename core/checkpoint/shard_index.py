@@ -68,8 +68,8 @@ def _find_single(directory: Path) -> Path:
         raise CheckpointError(f"{directory}: there is no {SINGLE_NAME} and no {INDEX_NAME}")
     if len(found) > 1:
         raise CheckpointError(
-            f"{directory}: several weight files ({_names(found)}) and no {INDEX_NAME} "
-            "that says which belong together"
+            f"{directory}: several weight files ({_names(found)}) need a {INDEX_NAME} "
+            "with the file of each tensor"
         )
     return directory / found.pop()
 

@@ -52,11 +52,13 @@ def eligibility(layout: CacheLayout | None) -> ColdEligibility:
         layout: The cache layout; None where no config is known.
     """
     if layout is None:
-        return ColdEligibility(True, "its blocks and its sidecars hold the whole prefix")
+        return ColdEligibility(True, "blocks and sidecars hold the whole cache of a prefix")
     try:
         policy = _policy(layout, "float32")
     except ValueError as error:
-        return ColdEligibility(False, f"its prefixes cannot be stored: {error}")
+        return ColdEligibility(False, f"no sidecar can hold the layout: {error}")
     if policy is None:
-        return ColdEligibility(True, "every layer is in the pool: its blocks hold the prefix")
-    return ColdEligibility(True, "its blocks and its sidecars hold the whole prefix")
+        return ColdEligibility(
+            True, "every layer is in the pool: blocks hold the whole cache of a prefix"
+        )
+    return ColdEligibility(True, "blocks and sidecars hold the whole cache of a prefix")

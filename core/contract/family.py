@@ -49,7 +49,9 @@ class Family:
         try:
             return defaults.model_shape(config)
         except AttributeError as error:
-            reason = f"it leaves out model_shape, and its config does not say it: {error}"
+            reason = (
+                f"the plugin leaves out model_shape, and the config lacks an attribute: {error}"
+            )
             raise HookMissingError(self.name, reason, self.info.model_types) from error
 
     def declare_cache_groups(self, config: Any) -> CacheLayout:

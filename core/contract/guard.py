@@ -72,8 +72,8 @@ def check_layout(family: str, layout: CacheLayout, shape: ModelShape) -> CacheLa
     """
     if layout.num_layers != shape.num_layers:
         reason = (
-            f"must return one route a layer: it returned {layout.num_layers} routes, and "
-            f"model_shape says {shape.num_layers} layers"
+            f"must return one route a layer, got {layout.num_layers} routes for the "
+            f"{shape.num_layers} layers of model_shape"
         )
         raise HookFailedError(family, "declare_cache_groups", reason)
     return layout

@@ -10,21 +10,21 @@ CHANGES: Mapping[int, Mapping[str, str]] = {
     2: {
         "family_info": "state hook specification 2",
         "forward": (
-            "return neve.contract.forward.ForwardOutput(logits, hidden), logits being None if "
-            "no row wants any, hidden what batch.taps asks for (see neve.layers.taps); "
+            "return neve.contract.forward.ForwardOutput(logits, hidden), with logits None "
+            "for no logit rows and hidden states at batch.taps (see neve.layers.taps); "
             "or leave the hook out if the model returns one, as a DecoderModel of "
             "neve.layers.decoder does"
         ),
         "build_model": (
             "have the model pass Scoring(scale, softcap, sinks) of neve.contract.forward to "
-            "context.attend and context.attend_projected, in the place of scale= and softcap="
+            "context.attend and context.attend_projected, in place of scale= and softcap="
         ),
         "model_shape": (
             "may be left out if the config has vocab_size, max_position_embeddings and "
             "num_hidden_layers"
         ),
-        "build_sidecar_policy": "may be left out if the cache layout says all",
-        "cold_restore_eligibility": "may be left out if the cache layout says all",
+        "build_sidecar_policy": "may be left out if the default from the cache layout fits",
+        "cold_restore_eligibility": "may be left out if the default from the cache layout fits",
     },
 }
 """Version -> hook -> the change that a plugin for the version before has to make."""

@@ -4,7 +4,6 @@ A template is a program that comes with the weights. A template sees plain value
 change them nor reach Python through them. One range, one product and the whole output are
 bounded. Nested loops, and text that doubles in a loop, are not bounded: a template can waste
 time and memory, as a model can, but can do no other harm.
-memory, as it may waste the model, but it reaches nothing else.
 """
 
 from __future__ import annotations

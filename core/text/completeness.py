@@ -54,8 +54,8 @@ def check_complete(
     for given in _texts(messages):
         if given.text.strip() not in rendered and _renders(render, given.without(), rendered):
             raise RequestError(
-                f"the chat template drops {given.where} (role {given.role!r}): it renders the "
-                "same prompt without that text",
+                f"the chat template drops {given.where} (role {given.role!r}): the prompt "
+                "is the same without this text",
                 code="text_dropped",
                 param="messages",
             )

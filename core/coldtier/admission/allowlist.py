@@ -76,15 +76,15 @@ def _barred(
         side = "the core's allowlist" if listed else "the evidence"
         return (
             f"{side} admits {model_type!r} but its plugin says no "
-            f"({eligibility.reason}), so it stays closed"
+            f"({eligibility.reason}), so the tier stays closed"
         )
     if evidence is not None:
         return f"{model_type!r} is not on the core's allowlist, and {evidence.reason}"
     if eligibility.eligible:
         return (
             f"the plugin of {model_type!r} says yes ({eligibility.reason}) but the core's "
-            "allowlist does not name it, so it stays closed until evidence of `neve certify` "
-            "is opted in"
+            "allowlist does not name it, so the tier stays closed until evidence of "
+            "`neve certify` is opted in"
         )
     return (
         f"{model_type!r} is not on the core's allowlist, and its plugin says no "

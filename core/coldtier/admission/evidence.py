@@ -158,7 +158,9 @@ def _read(path: Path) -> bytes:
     except OSError as error:
         raise EvidenceError(f"{path}: cannot be read: {error}") from error
     if len(data) > MAX_EVIDENCE_BYTES:
-        raise EvidenceError(f"{path}: is no evidence: it exceeds {MAX_EVIDENCE_BYTES} bytes")
+        raise EvidenceError(
+            f"{path}: is no evidence: the size exceeds {MAX_EVIDENCE_BYTES} bytes"
+        )
     return data
 
 
@@ -175,7 +177,7 @@ def read_evidence(path: Path) -> Evidence:
     except (ValueError, RecursionError) as error:
         raise EvidenceError(f"{path}: is not JSON: {error}") from error
     if not isinstance(raw, dict) or raw.pop("format", None) != FORMAT:
-        raise EvidenceError(f"{path}: is no evidence: its format is not {FORMAT!r}")
+        raise EvidenceError(f"{path}: is no evidence: the format is not {FORMAT!r}")
     try:
         return structure(raw, Evidence, _CONVERTER)
     except SettingsError as error:
@@ -197,7 +199,7 @@ def _shortcomings(figures: Figures) -> list[str]:
     prefix was restored.
     """
     shown = {"hits": figures.hits, "restored tokens": figures.restored_tokens}
-    missing = [f"it shows no {name}" for name, count in shown.items() if count == 0]
+    missing = [f"the figures show no {name}" for name, count in shown.items() if count == 0]
     if figures.answer_tokens == 0:
         missing.append("no answer was compared")
     if figures.corruptions:

@@ -193,7 +193,7 @@ def _members(path: Path, file: BinaryIO) -> list[_Member]:
             raise BundleError(path, f"{member.name.file_name} is in the bundle twice")
         names.add(member.name)
     if not members:
-        raise BundleError(path, "no object is in it: `neve cache export` makes a bundle")
+        raise BundleError(path, "the bundle is empty: `neve cache export` makes bundles")
     return members
 
 

@@ -206,4 +206,4 @@ class Contents:
         with self.exclusive():
             self.index.check()
             num_bytes = sum(num_bytes for _, num_bytes, _ in scan(self.directory.objects))
-            assert num_bytes == self.ledger.num_bytes, "the ledger counts what is on disk"
+            assert num_bytes == self.ledger.num_bytes, "the ledger counts the bytes on disk"

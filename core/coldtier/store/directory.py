@@ -194,7 +194,7 @@ def _check_private(root: Path, folder: int) -> None:
     mode = stat.S_IMODE(facts.st_mode)
     if mode & 0o077:
         raise StoreUnavailableError(
-            f"{root} has mode {mode:04o}, others may use it: `chmod 700` makes it private"
+            f"{root} has mode {mode:04o}, open to other users: `chmod 700` makes it private"
         )
 
 

@@ -24,7 +24,7 @@ def default_root(cold_cache_dir: str | None) -> Path:
             return Path(cold_cache_dir).expanduser() / FORMAT
         return _caches() / "neve" / "cold" / "v1"
     except RuntimeError as error:
-        raise StoreUnavailableError("there is no home folder: name a folder for it") from error
+        raise StoreUnavailableError("there is no home folder: set cold_cache_dir") from error
 
 
 def _caches() -> Path:

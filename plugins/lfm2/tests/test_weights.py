@@ -164,5 +164,5 @@ def test_experts_that_are_quantised_differently(tensors, write_variant):
     layers = {f"{path}.0.w1": {"bits": 4}, f"{path}.1.w1": {"bits": 8}}
     changes = {"quantization": {"group_size": 64, "bits": 8, **layers}}
 
-    with pytest.raises(WeightError, match=r"experts\.w1: its parts are quantised differently"):
+    with pytest.raises(WeightError, match=r"experts\.w1: the parts are quantised differently"):
         logits(write_variant("lfm2_moe", changes, quantised(tensors("lfm2_moe"))))

@@ -36,7 +36,7 @@ def layer_ropes(raw: RawText, text: Section) -> tuple[RopeSpec | None, ...]:
     thetas = _thetas(raw, rule.base, len(types), text)
     for layer, (kind, theta) in enumerate(zip(types, thetas, strict=True)):
         if (theta == 0) != (kind == FULL):
-            right = "0, it has no positions" if kind == FULL else "positive"
+            right = "0, as full attention has no positions" if kind == FULL else "positive"
             reason = f"layer {layer} is of {kind}, so its base must be {right}; got {theta}"
             raise text.error("layer_rope_theta", reason)
     dims, context = raw.head_dim, raw.max_position_embeddings

@@ -47,7 +47,7 @@ class RawAttention:
 
 @attrs.frozen(kw_only=True)
 class RawMamba:
-    """The keys of Mamba-2 layers. `use_bias` is the key of the projections' bias in the reference."""
+    """The keys of Mamba-2 layers. `use_bias` is the reference's key for projection biases."""
 
     mamba_num_heads: int = size()
     mamba_head_dim: int = size(64)

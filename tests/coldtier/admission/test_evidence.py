@@ -147,9 +147,9 @@ def test_a_family_whose_name_is_no_file_name(tmp_path: Path, name: str) -> None:
         (b"", "is not JSON"),
         (b"\xff\xfe\xff", "is not JSON"),
         (b"[" * 60_000, "is not JSON"),
-        (b"[]", "its format is not 'neve-evidence-v1'"),
-        (_content(format="neve-evidence-v2"), "its format is not"),
-        (attrs.asdict(EVIDENCE), "its format is not"),
+        (b"[]", "the format is not 'neve-evidence-v1'"),
+        (_content(format="neve-evidence-v2"), "the format is not"),
+        (attrs.asdict(EVIDENCE), "the format is not"),
         (_content(sate_version=1), "sate_version: unknown key; did you mean state_version"),
         (_content(state_version=True), "state_version: must be an integer, got True"),
         (_content(state_version=-1), "state_version: must be >= 0"),
@@ -227,8 +227,8 @@ def test_another_plugin_needs_evidence_of_its_own(changes: dict[str, Any], says:
     ("changes", "says"),
     [
         ({"corruptions": 1}, "1 objects were rejected as corrupt"),
-        ({"hits": 0}, "it shows no hits"),
-        ({"restored_tokens": 0}, "it shows no restored tokens"),
+        ({"hits": 0}, "the figures show no hits"),
+        ({"restored_tokens": 0}, "the figures show no restored tokens"),
         ({"answer_tokens": 0}, "no answer was compared"),
     ],
 )

@@ -476,5 +476,5 @@ def test_without_a_home_there_is_no_default(monkeypatch) -> None:
     monkeypatch.setattr(Path, "home", fail)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
 
-    with pytest.raises(StoreUnavailableError, match="name a folder"):
+    with pytest.raises(StoreUnavailableError, match="set cold_cache_dir"):
         default_root(None)
