@@ -40,8 +40,8 @@ class Limits:
 
 
 SIZE = Limits(1, 2**20)
-"""Widths and counts that become a dimension: the product of two such numbers and a small
-factor fits into 32 bits as long as the third factor has a common size."""
+"""Widths and counts that become a dimension: the product of such a number, a number of common
+size and a small factor fits into 32 bits."""
 COUNT = Limits(0, 2**20)
 """Counts that may be zero."""
 LAYERS = Limits(1, 2**12)
@@ -49,7 +49,7 @@ VOCABULARY = Limits(1, 2**24)
 TOKENS = Limits(1, 2**31 - 1)
 """Contexts and windows: positions are 32-bit integers."""
 EPSILON = Limits(1e-30, 1.0)
-"""Constants that norms add to a variance: large enough to be nonzero in float32."""
+"""Constants that norms add to a variance: nonzero in float32, to keep rows of zeros finite."""
 FACTOR = Limits(1e-6, 1e6)
 """Factors and bounds of activations, scores and logits."""
 SHARE = Limits(1e-6, 1.0)

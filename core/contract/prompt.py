@@ -107,8 +107,8 @@ class Prompt:
     def extra_keys(self, block_size: int) -> tuple[ExtraKeys, ...]:
         """Return the extra keys of each block up to the last one with a picture.
 
-        Text blocks before the first picture have no keys, so their names never depend on
-        `MEDIA_LAYOUT`. Blocks behind a picture inherit its identity through the hash chain.
+        Text blocks have no keys, so prompts of text alone never depend on `MEDIA_LAYOUT`.
+        Blocks behind a picture inherit its identity through the hash chain.
         """
         if not self.media:
             return ()

@@ -71,7 +71,7 @@ def build_model(config: NemotronHConfig, weights: Weights) -> nn.Module:
 
 @hookimpl
 def execution_plan(config: NemotronHConfig) -> ExecutionPlan:
-    """Ask for slices of whole chunks, and for exact rows of quantised checkpoints."""
+    """Ask for prefill slices of whole chunks, and row-exact steps of quantised weights."""
     chunk = None if config.mamba is None else config.mamba.chunk
     return ExecutionPlan(row_exact="quantized", prefill_chunk=chunk)
 
