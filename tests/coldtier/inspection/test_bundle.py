@@ -264,7 +264,7 @@ def test_empty_tar(other, bundle):
     """CT-12: a bundle without objects is a mistake, and says so."""
     write_tar(bundle)
 
-    with pytest.raises(BundleError, match="no objects"):
+    with pytest.raises(BundleError, match="the bundle is empty"):
         import_bundle(other, bundle)
 
 
