@@ -294,7 +294,7 @@ def one_short(real, config):
     ("fake", "error", "sentence"),
     [
         (of_wide_heads, CacheMisuseError, r"layer 0: .* keys \[T, 2, 32\].* keys \[T, 2, 64\]"),
-        (one_short, HookFailedError, "5 routes, and model_shape says 6 layers"),
+        (one_short, HookFailedError, "5 routes for the 6 layers"),
     ],
     ids=["wrong head_dim", "one route short"],
 )
@@ -321,7 +321,7 @@ def test_layout_of_other_layers(faulty):
     def short(real, config):
         return attrs.evolve(real(config=config), num_layers=5)
 
-    with pytest.raises(HookFailedError, match="6 routes, and model_shape says 5 layers"):
+    with pytest.raises(HookFailedError, match="6 routes for the 5 layers"):
         clauses.test_layout(faulty("model_shape", short))
 
 
