@@ -78,7 +78,9 @@ class Planner:
         """
         for span in attempt.spans:
             request = span.request
-            if span.is_slice or request.num_computed != request.num_known:
+            if not request.drafts or span.is_slice:
+                continue
+            if request.num_computed != request.num_known:
                 continue
             drafts = min(request.num_drafted, max(0, attempt.budget))
             if drafts and self._reserve_again(span, drafts):

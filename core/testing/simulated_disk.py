@@ -165,8 +165,10 @@ class SimulatedDisk:
         restore.arrived, restore.ends = max(ends, default=restore.first), True
 
     def arrive_partly(self, request: Request, num_blocks: int) -> None:
-        """Have more blocks of a restore arrive, and not its end."""
+        """Have more blocks of a restore arrive, and not its end; none once it has ended."""
         restore = self._restores[request.id]
+        if restore.ends:
+            return
         arrived = (restore.arrived or restore.first) + num_blocks
         restore.arrived = max(restore.first, min(arrived, restore.end))
 

@@ -383,6 +383,25 @@ def test_a_picture_does_not_change_the_names_of_text_before_it() -> None:
     assert_answers(sim)
 
 
+@pytest.mark.parametrize("lost", range(3))
+def test_nothing_arrives_behind_the_end_of_a_restore(lost: int) -> None:
+    """SD-1: the invented disk keeps to what a restore has said."""
+    sim = simulator(LAYOUTS["all"])
+    sim.submit(TEXT, 2)
+    sim.run()
+    sim.forget()
+    sim.disk.eager = False
+    known = sim.submit(TEXT, 2)
+    sim.step()
+    sim.disk.arrive(known.request, lost)
+    sim.disk.arrive_partly(known.request, 2)
+    sim.step()
+
+    assert known.request.restored_tokens == (8 if lost == 0 else 0)
+    sim.run()
+    assert_answers(sim)
+
+
 # -- the simulator finds faults ------------------------------------------------------------
 
 
