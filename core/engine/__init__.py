@@ -1,1 +1,1 @@
-"""The loop that owns a model's arrays."""
+"""The engine thread, which owns a model's arrays."""

@@ -1,7 +1,7 @@
-"""Blocks of requests that have ended, on their way to disk.
+"""Captures: writing the blocks of ended requests to disk.
 
-request's end   remember   its chain is noted
-each step       work       blocks are read from the pools and handed to the writer thread
+end of a request   remember   queues the chain of the request
+each step          work       reads blocks from the pools and hands them to the writer thread
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from .restores import cold_chain
 from .sidecars import Offer, Sidecars
 
 MAX_CAPTURES = 64
-"""Requests whose blocks may wait to be written; beyond, the oldest is given up."""
+"""Most requests with queued captures. Beyond the limit, the oldest capture is dropped."""
 
 CAPTURE_BLOCKS_PER_STEP = 2
-"""Blocks of one portion while other requests run, whose step waits for it."""
+"""Blocks per portion while other requests run. The next step waits for the portion."""
 
 PACE = 12
-"""While other requests run, a portion of a capture is followed by a pause of so many times its
-length: they lose at most a twelfth of their speed."""
+"""Pause after a portion while other requests run, as a multiple of the portion's duration.
+Captures slow other requests down by at most a twelfth."""
 
 MAX_STALL_S = 10.0
-"""After so long without a place in the writer's queue a request's walk is given up."""
+"""Seconds without a free slot in the writer's queue after which a capture is dropped."""
 
 POLL_S = 0.0005
 IDENTITY_POLL_S = 0.02
@@ -45,7 +45,7 @@ IDENTITY_POLL_S = 0.02
 
 @attrs.define(eq=False)
 class _Ended:
-    """A request that has ended and whose blocks are to be written."""
+    """An ended request whose blocks are queued for capture."""
 
     prefix: PrefixChain
     num_blocks: int
@@ -58,7 +58,7 @@ class _Ended:
 
 
 class _Blocks:
-    """Reads a chain's published blocks; a `coldtier.transfer.capture.BlockSource`."""
+    """Reads a chain's published blocks. Implements `coldtier.transfer.capture.BlockSource`."""
 
     def __init__(self, cache: Coordinator, pool: LayerPool, prefix: PrefixChain) -> None:
         self._cache = cache
@@ -66,7 +66,7 @@ class _Blocks:
         self._prefix = prefix
 
     def read(self, first: int, count: int) -> list[Pages]:
-        """Return the bytes of blocks `[first, first + count)`, or fewer."""
+        """Return the bytes of blocks `[first, first + count)`, up to the first unpublished."""
         found = self._cache.find_blocks(self._prefix, first, count)
         return self._pool.read_blocks(found) if found else []
 
@@ -84,15 +84,15 @@ class Captures:
         may_spill: bool,
         identity: Identification,
     ) -> None:
-        """Prepare for the captures of an engine.
+        """Make the captures of an engine.
 
         Args:
             tier: The cold tier.
-            lane: Whose pools are read.
-            sidecars: State that the model keeps beside its blocks; None if there is none.
-            trace: Where events go.
-            may_spill: Whether running requests may be written before their blocks are taken.
-            identity: Finds out which model it is; nothing is written before.
+            lane: The lane whose pools are read.
+            sidecars: The model's sidecars; None if blocks hold the whole cache.
+            trace: The destination of events.
+            may_spill: Whether running requests may be written before preemption.
+            identity: The identification of the model. Captures wait for the fingerprint.
         """
         self._tier = tier
         self._cache = lane.cache
@@ -106,11 +106,11 @@ class Captures:
         self._log = get_logger("coldtier")
 
     def remember(self, request: Request, done: Callable[[], None]) -> None:
-        """Note that a request has ended; `work` will write its blocks.
+        """Queue the capture of an ended request for `work`.
 
         Args:
-            request: The request, its sequence not released yet.
-            done: Called when that has come to an end.
+            request: The request. Its sequence is not released yet.
+            done: Called when the capture is complete or dropped.
         """
         sequence = request.sequence
         if sequence is None or not sequence.num_published:
@@ -124,21 +124,21 @@ class Captures:
 
     @property
     def has_work(self) -> bool:
-        """Whether blocks wait to be written and can be."""
+        """Whether a capture is queued and the model's fingerprint is known."""
         return bool(self._ended) and self._tier.fingerprint is not None
 
     @property
     def patience_s(self) -> float | None:
-        """How long the engine may sleep before `work` is worth a call; None for ever."""
+        """Seconds that an idle engine may sleep before the next `work`; None: no limit."""
         if not self._ended or not (self.has_work or self._identity.is_pending):
             return None
         return POLL_S if self.has_work else IDENTITY_POLL_S
 
     def work(self, *, idle: bool) -> None:
-        """Write on for the oldest request that has ended; never waits.
+        """Continue the oldest capture by one portion; never waits.
 
         Args:
-            idle: Nothing else runs, so that there is nobody to hold up.
+            idle: Whether no request runs. Idle captures have large portions and no pauses.
         """
         now = time.perf_counter()
         if not self.has_work or (not idle and now < self._paused_until):
@@ -190,7 +190,7 @@ class Captures:
             )
 
     def _states_within(self, ended: _Ended, capture: Capture) -> list[Offer]:
-        """Return the states that a request writes: at least one, if only to be counted."""
+        """Return the sidecars that a request offers; an empty offer is counted too."""
         if self._sidecars is None:
             return []
 
@@ -200,7 +200,7 @@ class Captures:
         return self._sidecars.offers(ended.prefix, capture.reach, is_stored) or [_nothing]
 
     def _offer_states(self, ended: _Ended, capture: Capture) -> bool:
-        """Hand the next state to the writer if it has a place; return whether none is left."""
+        """Offer the next sidecar if the writer has a free slot; return whether none is left."""
         if ended.states and (self._tier.free_slots or self._is_late(ended)):
             state = ended.states.pop(0)()
             outcome = self._tier.offer_state(
@@ -215,7 +215,11 @@ class Captures:
         return time.perf_counter() - ended.moved_at > MAX_STALL_S
 
     def spill(self, request: Request) -> bool:
-        """Write a running request's published blocks at once, if that beats computing again."""
+        """Write a running request's published blocks now, if a restore beats recomputing.
+
+        Returns:
+            Whether every published block is on disk or in the writer's queue.
+        """
         sequence = request.sequence
         num_blocks, size = sequence.num_published, self._cache.block_size
         pays = self._tier.cost.spill_pays(num_blocks, num_blocks * size)
@@ -226,27 +230,27 @@ class Captures:
         while capture.stop is None:
             self._tier.advance(capture, num_blocks)
             if capture.stop is None:
-                time.sleep(POLL_S)  # the writer has no place: it needs the processor
-            # here the others do wait, so all of it counts
+                time.sleep(POLL_S)  # the writer's queue is full: let the writer thread run
+            # other requests wait during a spill, so the whole duration counts
             capture.spent_s = time.perf_counter() - began
         self._report(capture)
         return capture.stop is StopReason.COMPLETE
 
     def flush(self, deadline: float) -> None:
-        """Write what ended requests left, within their budgets.
+        """Finish queued captures, within their budgets.
 
         Args:
-            deadline: When to give up, on the clock of `time.monotonic`.
+            deadline: End of the flush on the clock of `time.monotonic`.
         """
         while (patience := self.patience_s) is not None and time.monotonic() < deadline:
             self.work(idle=True)
             time.sleep(patience)
 
     def give_up(self) -> None:
-        """Report the end of every request whose blocks still wait to be written."""
+        """Drop all queued captures and call their `done`."""
         while self._ended:
             self._ended.popleft().done()
 
 
 def _nothing() -> None:
-    """Offer no state."""
+    """Offer no sidecar."""

@@ -1,4 +1,4 @@
-"""The cold tier of a running engine."""
+"""The engine's side of the cold tier."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from .sidecars import sidecars_of
 
 
 class EngineCold:
-    """Restores and captures over one tier; a `scheduler.cold_port.ColdPort`.
+    """Restores and captures of one cold tier. Implements `scheduler.cold_port.ColdPort`.
 
     Owned by the engine thread.
 
     Attributes:
-        tier: The tier, which knows bytes.
-        restores: Prefixes that come back.
-        captures: Blocks on their way to disk.
-        identification: The thread that finds out which model it is.
+        tier: The cold tier.
+        restores: Restores of prefixes from disk.
+        captures: Captures of blocks to disk.
+        identification: The thread that computes the model's fingerprint.
     """
 
     def __init__(
@@ -40,15 +40,15 @@ class EngineCold:
         identity: Identification,
         drain_timeout_s: float,
     ) -> None:
-        """Stand between a tier and a lane; see `Restores` and `Captures`.
+        """Connect a tier with a lane; see `Restores` and `Captures`.
 
         Args:
-            tier: The tier.
-            lane: Whose pools are read and written.
-            counters: Counts to add to.
-            trace: Where events go.
-            may_spill: Whether running requests may be written before their blocks are taken.
-            identity: Finds out which model it is.
+            tier: The cold tier.
+            lane: The lane whose pools are read and written.
+            counters: The scheduler's counters.
+            trace: The destination of events.
+            may_spill: Whether running requests may be written before preemption.
+            identity: The identification of the model.
             drain_timeout_s: Seconds that `close` waits for the disk.
         """
         self.tier = tier
@@ -65,19 +65,19 @@ class EngineCold:
         return self.restores.propose(request, hit_length)
 
     def begin(self, request: Request) -> None:
-        """Have the proposed blocks read."""
+        """Begin the proposed restore; see `Restores.begin`."""
         self.restores.begin(request)
 
     def advance(self, request: Request, *, idle: bool) -> RestoreProgress:
-        """Write blocks that have arrived into the request's blocks; lazily, as a step does."""
+        """Write the data that was read into the request's blocks; see `Restores.advance`."""
         return self.restores.advance(request, idle=idle)
 
     def cancel(self, request: Request) -> None:
-        """Give up a restore."""
+        """Cancel a restore."""
         self.restores.cancel(request)
 
     def spill(self, request: Request) -> bool:
-        """Write a running request's published blocks at once, if that beats computing again."""
+        """Write a running request's published blocks now; see `Captures.spill`."""
         return self.captures.spill(request)
 
     def record_step(self, num_tokens: int, seconds: float) -> None:
@@ -85,23 +85,23 @@ class EngineCold:
         self.tier.cost.prefill.record(num_tokens, seconds * 1e6)
 
     def stats(self) -> tuple[ColdCacheStats, ColdSidecarStats]:
-        """Return the counts so far."""
+        """Return the present counts."""
         return self.tier.stats()
 
     def flush(self, deadline: float) -> bool:
-        """Write what ended requests left, within their budgets, and wait for the disk.
+        """Finish queued captures, within their budgets, and wait for the writer.
 
         Args:
-            deadline: When to give up, on the clock of `time.monotonic`.
+            deadline: End of the flush on the clock of `time.monotonic`.
 
         Returns:
-            Whether everything that was handed to the writer landed.
+            Whether the writer finished all its writes.
         """
         self.captures.flush(deadline)
         return self.tier.drain(max(0.0, deadline - time.monotonic()))
 
     def close(self) -> bool:
-        """Flush, and end the threads; return whether everything landed."""
+        """Flush and end the threads; return whether the writer finished all its writes."""
         deadline = time.monotonic() + self._drain_timeout_s
         try:
             self.flush(deadline)
@@ -115,5 +115,5 @@ class EngineCold:
 
 
 def cold_stats(cold: EngineCold | None) -> tuple[ColdCacheStats, ColdSidecarStats]:
-    """Return the counts of a cold tier; zeros, and not enabled, without one."""
+    """Return the counts of a cold tier; zeros and `enabled=False` without one."""
     return (ColdCacheStats(), ColdSidecarStats()) if cold is None else cold.stats()

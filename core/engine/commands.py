@@ -1,4 +1,4 @@
-"""What other threads ask of the engine thread."""
+"""Commands from other threads to the engine thread."""
 
 from __future__ import annotations
 
@@ -33,10 +33,12 @@ def _salt(value: Any) -> SaltDomain:
 
 @attrs.frozen(eq=False)
 class Submit:
-    """Run a prompt. Building one reads every field that the engine thread will use as a key.
+    """Run a prompt.
+
+    Fields are converted and checked on the caller's thread.
 
     Raises:
-        RequestError: A field is of the wrong type.
+        RequestError: A field has the wrong type.
     """
 
     handle: Handle
@@ -56,7 +58,7 @@ class Cancel:
 
 @attrs.frozen(eq=False)
 class Call:
-    """Run a function between two steps and give its result to a future."""
+    """Run a function between two steps and set its result on a future."""
 
     function: Callable[[Core], Any]
     future: Future[Any] = attrs.field(factory=Future)
@@ -64,4 +66,4 @@ class Call:
 
 @attrs.frozen
 class Close:
-    """End the loop; requests that still run fail with `EngineClosedError`."""
+    """End the loop. Unfinished requests fail with `EngineClosedError`."""

@@ -1,4 +1,4 @@
-"""What a request gives back."""
+"""The result of a request."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class Usage:
     Attributes:
         prompt_tokens: Tokens of the prompt.
         completion_tokens: Sampled tokens, an end-of-sequence token included.
-        cached_tokens: Prompt tokens whose state came from the cache, memory or disk.
-        restored_tokens: Those of them that came from disk.
+        cached_tokens: Prompt tokens found in the cache, in memory or on disk.
+        restored_tokens: The part of `cached_tokens` that came from disk.
     """
 
     prompt_tokens: int
@@ -28,29 +28,29 @@ class Usage:
 
 @attrs.frozen
 class CacheReport:
-    """Where the prompt's prefix came from.
+    """The sources of the prompt's prefix at first admission.
 
     Attributes:
         hot_tokens: Prompt tokens found in memory.
-        restored_tokens: Prompt tokens that came from disk.
-        computed_tokens: Prompt tokens that were computed, at first admission.
-        miss: Why not more was found; None when only the rest of the last block and the last
-            token, which always is computed, were left. One of
+        restored_tokens: Prompt tokens restored from disk.
+        computed_tokens: Other prompt tokens.
+        miss: The miss cause: why the hit ended early. None if the hit has every full block
+            before the last token, which is always computed. One of
 
             - `no_block`: the next block is neither in memory nor on disk,
-            - `no_state`: blocks are in memory, but not the state that belongs to them,
-            - `no_sidecar`: blocks are in memory or on disk, but the state that belongs to them
-              is in neither,
-            - `checksum`, `format`, `layout`: the next block on disk was unsound and is
-              removed,
-            - `fingerprint`: it was not known yet which model it is, or the block on disk
-              was another model's,
-            - `salt`: nothing is on disk under this request's salt,
-            - `budget`: an earlier request ran out of its capture budget there,
-            - `quota`: the store had refused to take more,
-            - `declined`: to restore would have taken longer than to compute,
-            - `no_cache`: the flat path keeps nothing.
-        preemptions: How often the request lost its blocks and computed again.
+            - `no_state`: the next blocks are in memory, but their snapshot or window is not,
+            - `no_sidecar`: the next blocks are in memory or on disk, but their snapshot or
+              window is in neither,
+            - `checksum`, `format`, `layout`: the next block on disk was invalid and was
+              deleted,
+            - `fingerprint`: the model was not identified yet, or the block on disk belongs
+              to another model,
+            - `salt`: the disk has no block with the request's salt,
+            - `budget`: the capture of an earlier request ended there for lack of budget,
+            - `quota`: the store refused more data,
+            - `declined`: a restore was predicted to take longer than recomputing,
+            - `no_cache`: the flat path has no prefix cache.
+        preemptions: How often the request was preempted.
     """
 
     hot_tokens: int
@@ -66,8 +66,9 @@ class TokenLogprob:
 
     Attributes:
         token: The token id.
-        logprob: Its natural log-probability.
-        top: The most likely tokens with theirs, best first, as many as were asked for.
+        logprob: The token's natural log-probability.
+        top: The most likely tokens with their log-probabilities, best first. The request
+            sets their number.
     """
 
     token: int
@@ -92,12 +93,12 @@ class Timings:
 
 @attrs.frozen
 class Piece:
-    """A part of an answer, as it becomes certain.
+    """The next part of an answer.
 
     Attributes:
-        text: New text; may be empty while a character or a stop string is undecided.
+        text: New text. Empty while a character or a possible stop string is incomplete.
         tokens: New token ids.
-        logprobs: One entry a token if they were asked for.
+        logprobs: One entry per token if the request asks for log-probabilities.
     """
 
     text: str
@@ -114,9 +115,9 @@ class Completion:
         tokens: Every sampled token.
         finish_reason: `stop` (end of sequence or a stop string) or `length`.
         usage: Token counts.
-        cache_report: Where the prompt's prefix came from.
+        cache_report: The sources of the prompt's prefix.
         timings: Wall-clock times.
-        logprobs: One entry a token if they were asked for.
+        logprobs: One entry per token if the request asks for log-probabilities.
     """
 
     text: str

@@ -1,4 +1,4 @@
-"""What the engine thread owns, and what is known about it from outside."""
+"""The parts of a loaded model, and its description for other threads."""
 
 from __future__ import annotations
 
@@ -21,26 +21,27 @@ if TYPE_CHECKING:
 
 @attrs.frozen(kw_only=True, eq=False)
 class ModelInfo:
-    """What loading found out about a model.
+    """Facts about a loaded model.
 
     Attributes:
-        source: What `load` was given.
-        family: The family that runs it.
+        source: The argument of `load`.
+        family: The model's family.
         config: The family's config.
-        model_type: What config.json calls the model.
-        tokenizer: Between text and ids.
-        protocol: How its output is written.
+        model_type: The model type in config.json.
+        tokenizer: The model's tokenizer.
+        protocol: The format of the model's output.
         eos_token_ids: Token ids that end an answer.
         settings: The settings in force.
-        max_context: Positions that it can address.
+        max_context: Most positions of a sequence.
         vocab_size: Width of the logits.
         dtype: Compute dtype.
-        lane: The discipline of its requests.
+        lane: The cache implementation: `paged` or `flat`.
         row_exact: Whether rows are computed one at a time.
-        weight_bytes: Bytes of its parameters.
+        weight_bytes: Bytes of the parameters.
         initial_blocks: Blocks of the pools at load; 0 on the flat path.
-        effective_window_tokens: The longest sequence that the largest pool holds.
-        persistence: Whether prefixes go to disk and come back, and why.
+        effective_window_tokens: Length in tokens of the longest sequence that fully grown
+            pools hold.
+        persistence: Whether prefixes are kept on disk, with the reason.
     """
 
     source: str
@@ -64,14 +65,14 @@ class ModelInfo:
 
 @attrs.frozen(eq=False)
 class Core:
-    """A model that is ready to run; every array below it belongs to the engine thread.
+    """The parts of a loaded model. All their arrays belong to the engine thread.
 
     Attributes:
-        info: What loading found out.
-        scheduler: Who runs.
-        runner: How.
+        info: Facts about the model.
+        scheduler: Plans steps.
+        runner: Builds the graphs of steps.
         cold: The cold tier; None without one.
-        journal: What is written down about requests.
+        journal: Writes records of requests.
     """
 
     info: ModelInfo

@@ -1,8 +1,8 @@
-"""Steps of decode rows alone, traced once and replayed.
+"""Traced decode steps: a step of decode rows is traced once and replayed.
 
-Building a step's graph in Python, layer by layer, takes the host longer than a GPU needs to
-compute it. A step of decode rows has the graph of the one before as long as as many rows run:
-what changes are arrays.
+Building a graph in Python, layer by layer, can take the host longer than a GPU takes to
+compute the step. Decode steps with equal numbers of rows and equal context bounds have equal
+graphs, so later steps replay the trace with other input arrays.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Arrays: TypeAlias = list[mx.array]
 
 
 class _UnknownPosition:
-    """A position that a trace must not depend on."""
+    """A placeholder for positions; a trace must not depend on values of positions."""
 
     def _refuse(self, *_: Any) -> Any:
         raise TypeError("positions of decode rows are arrays: read batch.positions")
@@ -41,7 +41,7 @@ class _UnknownPosition:
 
 @attrs.frozen(eq=False)
 class _TracedStates:
-    """The states of the decode rows while a step is traced."""
+    """The recurrent states of the decode rows while a step is traced."""
 
     before: dict[int, State]
     after: dict[int, State] = attrs.field(factory=dict)
@@ -76,13 +76,15 @@ class DecodeGraph:
         self._log = get_logger("engine")
 
     def __call__(self, batch: StepBatch, step: PagedStep) -> tuple[mx.array, bool] | None:
-        """Return logits `[N, V]`, unevaluated, and whether kernels make all writes to pages.
-
-        None if the family cannot be traced; the step's pages and states are then as they were.
+        """Compute a decode step.
 
         Args:
-            batch: `N` decode rows, each of which wants logits; without taps.
-            step: Where they are.
+            batch: `N` decode rows, all with logits and without taps.
+            step: The pools, tables and states of the rows.
+
+        Returns:
+            Unevaluated logits `[N, V]`, and whether kernels make all writes to pages. None if
+            the family cannot be traced; the step's pages and states are then unchanged.
         """
         if not self._works:
             return None
@@ -90,22 +92,22 @@ class DecodeGraph:
         groups = [pool.group for pool in step.pools]
         traces, counted = self.num_traces, dispatch.counts()
         try:
-            logits, tokens, written, states = self._run(
+            logits, fences, written, states = self._run(
                 rows.longest,
                 batch.ids,
                 batch.positions,
                 [] if batch.rope_positions is None else [batch.rope_positions],
                 rows.of_tokens,
                 [table.array for table in step.tables],
-                [(group.keys, group.values, group.token) for group in groups],
+                [(group.keys, group.values, group.fence) for group in groups],
                 self._states(step),
             )
         except Exception as error:  # noqa: BLE001  a family's forward may raise anything
             self._works = False
             self._log.warning("engine.decode.untraced", error=str(error))
             return None
-        for group, token in zip(groups, tokens, strict=True):
-            group.token = token
+        for group, fence in zip(groups, fences, strict=True):
+            group.fence = fence
         for group, (keys, values) in zip(groups, written, strict=False):
             group.keys[:], group.values[:] = keys, values
         for layer, state in zip(self._recurrent, states, strict=True):
@@ -118,7 +120,7 @@ class DecodeGraph:
         if not self._recurrent:
             return []
         (rows,) = step.states
-        # of zeros that declare no dtype; without attention there is no pool to say
+        # dtype of zero states whose spec declares none; without attention there is no pool
         dtype = step.pools[0].dtype if step.pools else mx.float32
         return [rows.read(i, self._layout.state(i), dtype) for i in self._recurrent]
 
@@ -136,17 +138,17 @@ class DecodeGraph:
         """Run the family's forward on placeholders.
 
         Returns:
-            Logits, the token of each group, its keys and values if they are other arrays
-            than before, and the recurrent states, layer by layer.
+            Logits; the write fence of each group; keys and values of each group if an
+            operation replaced the arrays, else nothing; the recurrent states by layer.
         """
         self.num_traces += 1
         n, unknown = ids.shape[0], _UnknownPosition()
-        segments = tuple(Segment(i, 1, unknown) for i in range(n))  # type: ignore[arg-type]  see there
+        segments = tuple(Segment(i, 1, unknown) for i in range(n))  # type: ignore[arg-type]  a placeholder
         rotary = rope_positions[0] if rope_positions else None
         batch = StepBatch(
             ids, positions, segments, (Wave(n, 1),), mx.arange(n), rope_positions=rotary
         )
-        groups = [GroupPages([*keys], [*values], token) for keys, values, token in pages]
+        groups = [GroupPages([*keys], [*values], fence) for keys, values, fence in pages]
         attention = KernelAttention(
             self._layout, groups, tables, batch, StepRows(rows, longest)
         )
@@ -154,13 +156,13 @@ class DecodeGraph:
         scans = [traced] if self._recurrent else []
         context = PagedContext(self._layout, batch, attention, scans)
         logits = self._family.forward(self._model, batch, context).logits
-        assert logits is not None  # a decode row wants its logits
+        assert logits is not None  # decode rows want logits
         written = [] if attention.in_place else [(group.keys, group.values) for group in groups]
         after = [traced.after[layer] for layer in self._recurrent]
-        return logits, [group.token for group in groups], written, after
+        return logits, [group.fence for group in groups], written, after
 
     def _count(self, key: tuple[int, ...], fresh: bool, before: dict[str, int]) -> None:
-        """Count what a replay runs as often as its trace did."""
+        """Count the kernels of a replay, which are the kernels of its trace."""
         if fresh:
             after = dispatch.counts()
             self._dispatched[key] = {

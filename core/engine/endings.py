@@ -1,4 +1,4 @@
-"""How requests and the engine end: a failing part keeps no other part from its end."""
+"""Errors and cleanup at the end of requests and of the engine."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from .faults import FaultKind, Faults
 
 
 def closed(fault: BaseException | None) -> EngineClosedError:
-    """Return the error of everyone who still waits for an engine, or asks it later.
+    """Return the error of pending and later calls to an engine that has ended.
 
     Args:
-        fault: What ended the engine; None if it was closed.
+        fault: The error that ended the engine; None if the engine was closed.
     """
     if fault is None:
         return EngineClosedError("the model was closed")
@@ -24,19 +24,19 @@ def closed(fault: BaseException | None) -> EngineClosedError:
 
 
 def step_error(error: BaseException) -> Exception:
-    """Return the error of the requests that a failed step has touched."""
+    """Return the error of the requests of a failed step."""
     return _wrapped(error, "the step failed")
 
 
 def request_error(error: BaseException) -> Exception:
-    """Return the error of a request whose own work has failed."""
+    """Return the error of a request that failed alone."""
     return _wrapped(error, "the request failed")
 
 
 def run_all(
     steps: Iterable[Callable[[], object]], faults: Faults, kind: FaultKind = "closing"
 ) -> None:
-    """Run every step of an ending, also behind one that fails; failures are counted."""
+    """Run all cleanup steps. A failing step is counted and does not stop later steps."""
     for step in steps:
         with faults.contain(kind):
             step()
@@ -51,5 +51,5 @@ def _wrapped(error: BaseException, what: str) -> Exception:
 
 
 def said(error: BaseException) -> str:
-    """Return an error in one line: its type and its sentence."""
+    """Return the type and the message of an error in one line."""
     return f"{type(error).__name__}: {shown(error)}"

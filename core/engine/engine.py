@@ -1,4 +1,4 @@
-"""The engine: one thread that owns every array of a model, and the way to talk to it."""
+"""The engine: one thread that owns every array of a model, and its thread-safe interface."""
 
 from __future__ import annotations
 
@@ -37,21 +37,21 @@ _ENGINES: weakref.WeakSet[Engine] = weakref.WeakSet()
 
 
 class Engine:
-    """A model's thread. Every method may be called from any thread.
+    """A model's engine thread. Every method may be called from any thread.
 
     Attributes:
-        faults: What the engine survived.
+        faults: Counts of contained faults.
     """
 
     def __init__(self, make_core: Callable[[], Core]) -> None:
         """Start the thread and wait until the model is loaded on it.
 
         Args:
-            make_core: Loads everything; called on the engine thread, since an array belongs
-                to the thread that made it.
+            make_core: Loads the model. Called on the engine thread, since an array belongs to
+                the thread that made it.
 
         Raises:
-            Exception: Whatever `make_core` raised.
+            Exception: The error of `make_core`.
         """
         self._commands: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._ids = itertools.count()
@@ -60,7 +60,7 @@ class Engine:
         self._fault: BaseException | None = None
         self._identification: Identification | None = None
         self._closed = threading.Event()
-        # held while a command is put, so that none is put after the last one was read
+        # held while a command is queued, so that no command is queued after the last read
         self._door = threading.Lock()
         loaded: Future[ModelInfo] = Future()
         self._thread = threading.Thread(
@@ -70,17 +70,16 @@ class Engine:
         try:
             self._info = interrupts.result(loaded)
         except BaseException:
-            # waited for, or the program may end while the thread still drops its streams, and
-            # a folder go while the thread still writes there
+            # wait for the thread: it still frees its MLX streams and may write files
             self.close()
             raise
         _ENGINES.add(self)
 
     @property
     def info(self) -> ModelInfo:
-        """What is known of the model from outside.
+        """Facts about the model.
 
-        Persistence is off from the moment at which the model cannot be identified any more.
+        `persistence` is off after the identification of the model has failed.
         """
         failure = self._identification and self._identification.failure
         if not failure:
@@ -92,21 +91,21 @@ class Engine:
             self._serve(make_core, loaded)
         finally:
             self._shut()
-            # or the interpreter's exit may find the stream's own thread still running
+            # the threads of MLX streams must end before the interpreter exits
             mx.clear_streams()
 
     def _serve(self, make_core: Callable[[], Core], loaded: Future[ModelInfo]) -> None:
-        # the core is a local of this thread: its arrays go when the thread does
+        # the core is a local variable of this thread, so the thread's end frees its arrays
         try:
             core = make_core()
-        except BaseException as error:  # noqa: BLE001  it belongs to whoever loads
+        except BaseException as error:  # noqa: BLE001  raised again in the thread that loads
             loaded.set_exception(error)
             return
         self._identification = None if core.cold is None else core.cold.identification
         loaded.set_result(core.info)
         try:
             Loop(core, self._commands, self.faults).run()
-        except BaseException as error:  # noqa: BLE001  ours: no caller may wait for ever
+        except BaseException as error:  # noqa: BLE001  pending calls must fail, not hang
             self._fault = error
             get_logger("engine").error("engine.loop.failed", error=said(error))
 
@@ -127,7 +126,7 @@ class Engine:
                 pass
 
     def _put(self, command: Any) -> None:
-        # before the lock, which another thread may have held when the process was forked
+        # check first: another thread may have held the lock when the process was forked
         if self._is_forked:
             raise forked()
         with self._door:
@@ -146,12 +145,12 @@ class Engine:
 
         Args:
             prompt: The prompt, or its token ids, at least one.
-            params: How to sample.
+            params: Sampling parameters.
             salt: Sharing domain.
-            owner: The conversation that it belongs to; None means the nameless one.
+            owner: The conversation of the request; None if it has no name.
 
         Raises:
-            RequestError: The owner is no string.
+            RequestError: The owner is not a string.
             EngineClosedError: The engine was closed, or has ended by a fault.
         """
         owner = optional_text("owner", owner) or ""
@@ -173,7 +172,7 @@ class Engine:
         """Run `function` on the engine thread between two steps and return its result.
 
         Args:
-            function: Gets the core; must not keep it.
+            function: Takes the core, and must not keep a reference to it.
 
         Raises:
             EngineClosedError: The engine was closed, or has ended by a fault.
@@ -183,9 +182,9 @@ class Engine:
         return interrupts.result(call.future)
 
     def close(self) -> None:
-        """End the loop and wait for it; running requests fail. Closing twice is harmless.
+        """End the loop and wait for its thread. Unfinished requests fail.
 
-        In a process that was forked from the engine's there is nothing to close.
+        Closing twice is harmless. In a forked process, nothing happens.
         """
         if self._is_forked:
             return
@@ -197,6 +196,6 @@ class Engine:
 
 @atexit.register
 def _close_all() -> None:
-    """Stop every loop before the interpreter takes MLX apart under it."""
+    """Stop every loop before the interpreter unloads MLX."""
     for engine in list(_ENGINES):
         engine.close()

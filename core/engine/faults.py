@@ -1,4 +1,4 @@
-"""Faults that the engine survives: contained, logged once a kind, counted."""
+"""Contained faults: errors that do not end the engine. Each kind is logged once and counted."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from ..log import get_logger
 FaultKind: TypeAlias = Literal[
     "listener", "request", "cold", "journal", "closing", "non_finite_logits"
 ]
-"""Where a fault was: an event loop or another listener of a caller; one request's own work; the
-cold tier; the records; a part that did not close; a model's logits."""
+"""The source of a fault: an event loop of a caller; the work of one request; the cold tier; the
+records; a part that failed to close; logits that are NaN or infinite."""
 
 
 class Faults:
-    """Counts faults; the engine thread owns it, others may read.
+    """Counts faults by kind. Owned by the engine thread; other threads may read.
 
     Attributes:
-        counts: Kind -> faults so far.
+        counts: Kind -> number of faults.
     """
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class Faults:
         self._log = get_logger("engine")
 
     def snapshot(self) -> Mapping[str, int]:
-        """Return the counts as they are now."""
+        """Return the present counts."""
         return dict(self.counts)
 
     def count(self, kind: FaultKind, error: BaseException) -> None:
@@ -45,7 +45,7 @@ class Faults:
 
     @contextmanager
     def contain(self, kind: FaultKind) -> Generator[None]:
-        """Run a block whose failure is nobody else's: whatever it raises is counted."""
+        """Run a block and count its errors instead of raising them."""
         try:
             yield
         except BaseException as error:  # noqa: BLE001  code of a caller may raise anything

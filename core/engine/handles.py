@@ -1,4 +1,4 @@
-"""The caller's end of a request."""
+"""Handles: the caller's interface to a request."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class _Listener:
     """A task that waits for a request.
 
     Attributes:
-        loop: The task's event loop; the caller may have closed it.
-        wake: What the task waits for.
-        pieces: Wake for every piece; otherwise for the end alone.
+        loop: The task's event loop. The caller may have closed the loop.
+        wake: The event that the task waits for.
+        pieces: Whether each new piece sets the event; otherwise only the request's end does.
     """
 
     loop: asyncio.AbstractEventLoop
@@ -39,14 +39,14 @@ class _Listener:
 
 
 class Handle:
-    """A request that was handed to the engine.
+    """A submitted request.
 
-    Iterate it for pieces (`for` or `async for`), or take the whole with `result()` or
-    `await`. Any number of threads and tasks may do so at once. The engine thread calls the
-    underscored methods.
+    Iterate over a handle for pieces (`for` or `async for`). `result()` or `await` return the
+    whole completion. Threads and tasks may use a handle concurrently. Methods with an
+    underscore are for the engine thread.
 
     Attributes:
-        id: The request's number.
+        id: The request's id.
     """
 
     def __init__(
@@ -55,16 +55,16 @@ class Handle:
         """Make the handle of a request that is about to be queued.
 
         Args:
-            request_id: The request's number.
+            request_id: The request's id.
             cancel: Queues the cancellation of a request.
-            faults: Counts listeners that fail.
+            faults: Counts failing listeners.
         """
         self.id = request_id
         self._cancel = cancel
         self._faults = faults
         self._process = os.getpid()
         self._future: Future[Completion] = Future()
-        # from now on nobody but the engine thread settles it
+        # callers can no longer cancel the future; only the engine thread sets its result
         self._future.set_running_or_notify_cancel()
         self._pieces: list[Piece] = []
         self._changed = threading.Condition()
@@ -74,25 +74,25 @@ class Handle:
         """Wait for the end and return the completion.
 
         Args:
-            timeout: Seconds to wait at most.
+            timeout: Most seconds to wait; None: no limit.
 
         Raises:
-            TimeoutError: The time ran out; the request goes on.
-            RequestCancelledError: It was cancelled.
-            RequestError: The timeout is no number.
-            NeveError: It failed.
+            TimeoutError: The time ran out; the request continues.
+            RequestCancelledError: The request was cancelled.
+            RequestError: The timeout is not a number.
+            NeveError: The request failed.
         """
         timeout = optional_seconds("timeout", timeout)
         self._check_process()
         return interrupts.result(self._future, timeout)
 
     def cancel(self) -> None:
-        """Stop the request at the next step; a finished one stays finished."""
+        """Stop the request before the next step; a finished request is not changed."""
         self._cancel(self.id)
 
     @property
     def done(self) -> bool:
-        """Whether the request has ended, however."""
+        """Whether the request has finished, failed or been cancelled."""
         return self._future.done()
 
     def __await__(self) -> Generator[Any, None, Completion]:
@@ -136,7 +136,7 @@ class Handle:
 
     @contextmanager
     def _listening(self, *, pieces: bool) -> Generator[asyncio.Event]:
-        """Have an event of the running loop set when there is news."""
+        """Register an event of the running loop; `_notify` sets the event."""
         self._check_process()
         listener = _Listener(asyncio.get_running_loop(), asyncio.Event(), pieces)
         with self._changed:
@@ -156,7 +156,7 @@ class Handle:
             self._changed.notify_all()
             listeners = [each for each in self._listeners if each.pieces or self.done]
         for listener in listeners:
-            # an event loop may be closed while a task on it still waits
+            # a caller may close an event loop while one of its tasks waits
             with self._faults.contain("listener"):
                 listener()
                 continue
@@ -172,7 +172,7 @@ class Handle:
         self._notify()
 
     def _fail(self, error: BaseException) -> None:
-        """End with an error; a request that has ended stays as it is."""
+        """End the request with an error; an ended request is not changed."""
         if not self.done:
             self._future.set_exception(error)
             self._notify()
@@ -182,7 +182,7 @@ class Handle:
 
 
 def forked() -> EngineClosedError:
-    """Return the error of a process that has a model but not the model's thread."""
+    """Return the error of a forked process, which has no engine thread."""
     return EngineClosedError(
         "the model belongs to the process that loaded it, and this one was forked from it: "
         "threads do not survive a fork, so load the model here"

@@ -1,4 +1,4 @@
-"""Finding out which model it is, beside its first requests."""
+"""Identification of the model: its fingerprint is computed while requests run."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from ..log import get_logger
 
 
 class Identification:
-    """A thread that digests a checkpoint's weights and names the model.
+    """A thread that digests a checkpoint's weights and computes the model's fingerprint.
 
-    Until it has, nothing is written and nothing restored; if it cannot, nothing ever is.
+    The cold tier writes and restores nothing before the fingerprint is known, or ever if the
+    identification fails.
     """
 
     def __init__(
@@ -29,13 +30,13 @@ class Identification:
         memory: DigestMemory,
         found: Callable[[Fingerprint], None],
     ) -> None:
-        """Start the thread; `failure` says why the model cannot be identified, if so.
+        """Start the thread. If identification fails, `failure` is set to the reason.
 
         Args:
-            weights: The weight files as they were before the first of them was read.
-            components: Makes the fingerprint's components of the weights' digest.
-            memory: Digests of files that were read before.
-            found: Is told the fingerprint, on the thread.
+            weights: The state of the weight files before loading.
+            components: Returns the fingerprint's components for a digest of the weights.
+            memory: Digests of weight files from earlier runs.
+            found: Called with the fingerprint, on the thread.
         """
         self.failure: str | None = None
         self._cancelled = threading.Event()
@@ -51,15 +52,15 @@ class Identification:
 
     @property
     def is_pending(self) -> bool:
-        """Whether the model may still be identified."""
+        """Whether identification is running."""
         return self._thread.is_alive()
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """Wait until it is known, or known not to be, for at most `timeout_s`."""
+        """Wait for the end of identification, for at most `timeout_s` seconds."""
         interrupts.join(self._thread, timeout_s)
 
     def close(self) -> None:
-        """Give up."""
+        """Cancel identification and wait for the thread."""
         self._cancelled.set()
         self._thread.join()
 

@@ -1,4 +1,4 @@
-"""Requests with their callers, and how each of them ends."""
+"""Jobs: requests with their handles, sampling states and outputs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .output import RequestOutput
 
 @attrs.define(eq=False)
 class Job:
-    """A request with its caller, its sampling state and its text."""
+    """A request with its handle, sampling state and output."""
 
     request: Request
     handle: Handle
@@ -35,14 +35,14 @@ class Job:
 
 
 class Jobs:
-    """The jobs that have not ended. Owned by the engine thread."""
+    """The unfinished jobs. Owned by the engine thread."""
 
     def __init__(self, core: Core, faults: Faults) -> None:
-        """Begin without jobs.
+        """Make an empty set of jobs.
 
         Args:
             core: The model.
-            faults: Counts what goes wrong in one job alone.
+            faults: Counts faults of single jobs.
         """
         self._core = core
         self._faults = faults
@@ -56,12 +56,12 @@ class Jobs:
         return iter(list(self._jobs.values()))
 
     def add(self, job: Job) -> None:
-        """Enter a job whose request is in the scheduler's queue."""
+        """Add a job. Its request must be in the scheduler's queue."""
         self._core.journal.begin(job.request.id)
         self._jobs[job.request.id] = job
 
     def cancel(self, request: RequestId) -> None:
-        """End a job that its caller has given up; harmless if it has ended."""
+        """Cancel a job; an ended job is ignored."""
         job = self._jobs.pop(request, None)
         if job is not None:
             self._core.journal.forget(request)
@@ -69,7 +69,7 @@ class Jobs:
             job.handle._cancelled()
 
     def complete(self, job: Job) -> None:
-        """End a job whose answer is whole."""
+        """End a job with a complete answer."""
         request, journal = job.request, self._core.journal
         completion = completion_of(job, self._core.info, has_cold=self._core.cold is not None)
         reason = completion.finish_reason
@@ -83,19 +83,22 @@ class Jobs:
             self._core.journal.end(request, completion)
 
     def _leave(self, request: Request, done: Callable[[], None]) -> None:
-        """Have a request's blocks written and give them back; its answer stands by then."""
+        """Queue the capture of a request, then release its blocks.
+
+        Errors are counted: they must not change the answer.
+        """
         finish = partial(self._core.scheduler.finish, request)
         run_all((partial(self._persist, request, done), finish), self._faults, "request")
 
     def _persist(self, request: Request, done: Callable[[], None]) -> None:
-        """Have a request's blocks written; `done` is called when that has ended."""
+        """Queue the capture of a request; `done` is called at the end of the capture."""
         if self._core.cold is None:
             done()
         else:
             self._core.cold.captures.remember(request, done)
 
     def fail(self, job: Job, error: Exception) -> None:
-        """End a job with an error; its handle fails whatever else does."""
+        """End a job with an error. The handle fails even if other cleanup raises."""
         request = job.request
         self._jobs.pop(request.id, None)
         steps = (
@@ -106,14 +109,14 @@ class Jobs:
         run_all(steps, self._faults, "request")
 
     def fail_alone(self, request: RequestId, error: BaseException) -> None:
-        """End a job whose own work has failed, if it has not ended yet."""
+        """End a job with an error of its own work; an ended job is not changed."""
         self._faults.count("request", error)
         job = self._jobs.get(request)
         if job is not None:
             self.fail(job, request_error(error))
 
     def fail_non_finite(self, request: RequestId, position: int) -> None:
-        """End a job whose logits at a position are NaN or infinite, if it has not ended."""
+        """End a job with NaN or infinite logits at a position; an ended job is ignored."""
         job = self._jobs.get(request)
         if job is not None:
             error = NonFiniteLogitsError(request, position)
@@ -121,14 +124,14 @@ class Jobs:
             self.fail(job, error)
 
     def fail_running(self, error: BaseException) -> None:
-        """Fail every request that a broken step may have touched; those that wait go on.
+        """Fail every request that a failed step may have changed. Waiting requests continue.
 
-        Only committed blocks were ever published, so no other request has seen what the
-        broken step wrote. If no request runs, the step failed over those that wait, and the
-        next one would fail again.
+        Published blocks are committed, so other requests never read the writes of a failed
+        step. If no request runs, all requests fail: the waiting requests caused the error,
+        and the next step would fail again.
 
         Raises:
-            BaseException: The error, if there is no request that it could belong to.
+            BaseException: The error, if there are no jobs.
         """
         self._log.error("engine.step.failed", error=origin(error))
         jobs = list(self)
@@ -144,12 +147,12 @@ def _is_touched(request: Request) -> bool:
 
 
 def completion_of(job: Job, info: ModelInfo, *, has_cold: bool) -> Completion:
-    """Return what the caller of a finished job gets.
+    """Return the completion of a finished job.
 
     Args:
         job: The job.
-        info: About the model.
-        has_cold: Whether prefixes may be on disk.
+        info: Facts about the model.
+        has_cold: Whether the model has a cold tier.
     """
     request, output = job.request, job.output
     assert output.finish_reason is not None
@@ -190,13 +193,13 @@ def _cache_report(request: Request, info: ModelInfo, *, has_cold: bool) -> Cache
 
 
 def _miss(request: Request, lane: str, *, has_cold: bool) -> str:
-    """Return why a request did not find all of its prefix."""
+    """Return the miss cause of a request."""
     if lane == "flat":
         return "no_cache"
     cached = request.cached_tokens or 0
     if request.miss not in {None, "no_block"} or request.held_tokens <= cached:
         return request.miss or "no_block"
-    # the next block is there: what the disk lacks, or would lack, is the state behind it
+    # the next block is in memory, so only the snapshot or window at its end is missing
     return "no_sidecar" if has_cold else "no_state"
 
 

@@ -1,4 +1,4 @@
-"""What is written down about requests: the trace, and one line a request."""
+"""Records of requests: the trace, and one log line per request."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class _Before:
 
 
 class Journal:
-    """Begins and ends requests in the records; costs nothing if none is kept.
+    """Writes the records of requests. Without a turn log, no counts are copied.
 
     Attributes:
         trace: Events of the engine.
@@ -39,14 +39,15 @@ class Journal:
         cold: Callable[[], ColdStats],
         decode_rows: Mapping[int, int],
     ) -> None:
-        """Bind a model's records.
+        """Make the journal of a model.
 
         Args:
-            model: Its name in them.
-            trace: Where events go.
-            turn_log: Where lines go; None writes none.
-            cold: Counts of the cold tier as they are now.
-            decode_rows: Decode rows -> steps that had so many; the scheduler counts on in it.
+            model: The model's name in the records.
+            trace: The destination of events.
+            turn_log: The destination of log lines; None: lines are not written.
+            cold: Returns the present counts of the cold tier.
+            decode_rows: Number of decode rows -> steps with that number. The scheduler
+                updates this mapping.
         """
         self.trace = trace
         self._model = model
@@ -56,16 +57,16 @@ class Journal:
         self._before: dict[RequestId, _Before] = {}
 
     def begin(self, request: RequestId) -> None:
-        """Note that a request was submitted."""
+        """Copy the counts at the submission of a request."""
         if self._turn_log is not None:
             self._before[request] = _Before(self._cold(), dict(self._decode_rows))
 
     def forget(self, request: RequestId) -> None:
-        """Note that a request will write no line: it failed or was cancelled."""
+        """Drop the counts of a request that failed or was cancelled."""
         self._before.pop(request, None)
 
     def end(self, request: RequestId, done: Completion) -> None:
-        """Write a request's line. Call it when its blocks have been written, or have not."""
+        """Write a request's line. Call this after the end of the request's capture."""
         before = self._before.pop(request, None)
         if self._turn_log is None or before is None:
             return

@@ -1,4 +1,4 @@
-"""The two disciplines under which requests run: block-paged, and contiguous."""
+"""Lanes: the two cache implementations of the engine, block-paged and contiguous."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from ..scheduler.plan import PlannedRow, StepPlan
 
 @attrs.frozen(eq=False)
 class RowSnapshot:
-    """The state at a boundary that a row of a step reaches.
+    """The state at the end of a row that ends at a boundary.
 
     Attributes:
-        row: The row, whose `snapshot` says for whom the state is kept.
-        state: The state, computed with the step.
+        row: The row. `row.snapshot` says when the state is published.
+        state: The lazy state.
     """
 
     row: PlannedRow
@@ -38,7 +38,7 @@ class RowSnapshot:
 
 
 class LaneStep(Protocol):
-    """What a step of a lane begins with."""
+    """The cache arrays of one step of a lane."""
 
     def context(self, batch: StepBatch) -> ForwardContext:
         """Return the step's context."""
@@ -46,11 +46,11 @@ class LaneStep(Protocol):
 
 
 class Lane(Protocol):
-    """A cache and the context that reads and writes it."""
+    """A cache: bookkeeping, arrays, and the forward context over the arrays."""
 
     @property
     def cache(self) -> Any:
-        """The bookkeeping, a `scheduler.cache_port.CachePort`."""
+        """The bookkeeping; implements `scheduler.cache_port.CachePort`."""
         ...
 
     @property
@@ -59,7 +59,7 @@ class Lane(Protocol):
         ...
 
     def prepare(self, batch: StepBatch, rows: Sequence[PlannedRow]) -> LaneStep:
-        """Begin a step.
+        """Prepare the cache arrays of a step.
 
         Args:
             batch: The step's tokens.
@@ -68,7 +68,7 @@ class Lane(Protocol):
         ...
 
     def snapshots(self, plan: StepPlan) -> list[RowSnapshot]:
-        """Return the states at boundaries that the step that was built last will reach."""
+        """Return the lazy states of the newest step's rows that end at boundaries."""
         ...
 
     def arrays(self, rows: Sequence[PlannedRow]) -> list[mx.array]:
@@ -76,28 +76,28 @@ class Lane(Protocol):
         ...
 
     @property
-    def tokens(self) -> list[mx.array]:
-        """What the last writes of kernels returned; see `metal.attention.pages`."""
+    def fences(self) -> list[mx.array]:
+        """The newest write fence of each group; see `metal.attention.pages`."""
         ...
 
     def reset(self) -> None:
-        """Forget everything after the device failed; no request may be running."""
+        """Clear the cache after a failed step; no request may be running."""
         ...
 
     def stats(self) -> CacheStats | None:
-        """Return the cache's figures, None if nothing is shared."""
+        """Return the cache's figures; None on the flat path."""
         ...
 
 
 class PagedLane:
-    """Requests share the pools of all groups.
+    """The block-paged lane: all requests share the pools of each group.
 
     Attributes:
         cache: The coordinator.
         layout: The model's cache layout.
-        pools: One pool a group.
-        states: The recurrent states of running requests; empty if no layer keeps one.
-        keeper: Those that outlive their requests; None without such layers.
+        pools: One pool per group.
+        states: The recurrent states of running requests; empty without recurrent layers.
+        keeper: The snapshots of recurrent states; None without recurrent layers.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class PagedLane:
         self.layout = layout
         self._block_size = block_size
         width = -(-max_context // block_size)
-        # twice as many rows as requests: a row of a released sequence is reclaimed lazily
+        # twice as many rows as requests: rows of released sequences are reclaimed lazily
         num_rows = 2 * max_num_seqs
         self._tables = [DeviceTables(num_rows, width) for _ in pools]
         self._free_rows = list(range(num_rows))
@@ -132,7 +132,7 @@ class PagedLane:
         return row
 
     def _reclaim_rows(self, sequences: Sequence[SequenceId]) -> None:
-        """Free the rows of sequences that are gone, when a step could run out of rows."""
+        """Free the rows of released sequences if a step may run out of rows."""
         if len(self._free_rows) >= len(sequences):
             return
         running = set(sequences)
@@ -142,9 +142,9 @@ class PagedLane:
             self._free_rows.append(self._rows.pop(sequence))
 
     def prepare(self, batch: StepBatch, rows: Sequence[PlannedRow]) -> PagedStep:
-        """Bring tables up to date, and say where the step's rows and states are.
+        """Update the device tables and return the pools, tables and states of the step.
 
-        From now on the sequences' states are those that the step will compute.
+        The sequences' states become the states after the step.
         """
         sequences = [row.sequence for row in rows]
         self._reclaim_rows(sequences)
@@ -161,7 +161,7 @@ class PagedLane:
         )
 
     def snapshots(self, plan: StepPlan) -> list[RowSnapshot]:
-        """Return the states at boundaries that the step that was built last will reach."""
+        """Return the lazy states of the newest step's rows that end at boundaries."""
         return [
             RowSnapshot(row, KeptState(row.end, self.states.snapshot(row.sequence)))
             for row in plan.rows
@@ -169,7 +169,7 @@ class PagedLane:
         ]
 
     def state_of_bytes(self, pieces: Sequence[memoryview]) -> StateStack:
-        """Return a state of which `state_store.state_bytes` took the bytes."""
+        """Return the state that `state_store.state_bytes` serialised."""
         layers = [i for i, r in enumerate(self.layout.routes) if isinstance(r, Recurrent)]
         (spec,) = self.layout.states
         return state_of_bytes(pieces, layers, spec, self.pools[0].dtype)
@@ -180,16 +180,16 @@ class PagedLane:
         return pools + self.states.arrays()
 
     @property
-    def tokens(self) -> list[mx.array]:
-        """What the last writes of kernels to each group returned."""
-        return [pool.group.token for pool in self.pools]
+    def fences(self) -> list[mx.array]:
+        """The newest write fence of each group."""
+        return [pool.group.fence for pool in self.pools]
 
     def stats(self) -> CacheStats:
         """Return the cache's figures."""
         return self.cache.stats()
 
     def reset(self) -> None:
-        """Empty the pools and the prefix tables: what the arrays hold is unknown."""
+        """Clear pools, states and prefix tables: the contents of the arrays are unknown."""
         self.cache.purge()
         for pool in self.pools:
             pool.clear()
@@ -214,7 +214,7 @@ class FlatStep:
 
 
 class FlatLane:
-    """Every request has contiguous arrays of its own; `kvcache.flat_coordinator.FlatArrays`.
+    """The flat lane: each request has contiguous arrays. Implements `FlatArrays`.
 
     Attributes:
         cache: The bookkeeping.
@@ -240,7 +240,7 @@ class FlatLane:
             self._caches[sequence].rewind(position)
 
     def release(self, sequence: SequenceId) -> None:
-        """Forget a sequence's arrays."""
+        """Free a sequence's arrays."""
         self._caches.pop(sequence, None)
 
     def arrays(self, rows: Sequence[PlannedRow]) -> list[mx.array]:
@@ -248,16 +248,16 @@ class FlatLane:
         return [array for row in rows for array in self._cache_of(row).arrays()]
 
     @property
-    def tokens(self) -> list[mx.array]:
-        """None, for its arrays are no pages."""
+    def fences(self) -> list[mx.array]:
+        """Empty: contiguous arrays have no write fences."""
         return []
 
     def snapshots(self, plan: StepPlan) -> list[RowSnapshot]:
-        """Return none: nothing outlives its request."""
+        """Return no snapshots: the flat path has no prefix cache."""
         return []
 
     def reset(self) -> None:
-        """Do nothing: arrays end with their sequences."""
+        """Do nothing: arrays are freed with their sequences."""
 
     def stats(self) -> None:
         """Return None."""

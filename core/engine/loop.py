@@ -1,4 +1,4 @@
-"""The engine thread's loop: commands, disk, one step; until it is told to close."""
+"""The engine thread's loop: serve commands, advance the cold tier, run one step."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from .output import RequestOutput
 from .stepper import Stepper
 
 RESTORE_WAIT_S = 0.002
-"""How long the engine sleeps at most before it looks for commands, while the disk works."""
+"""Most seconds that the loop sleeps between reads of commands while requests restore."""
 
 
 class Loop:
-    """Runs on the engine thread until it is told to close."""
+    """Runs on the engine thread until a `Close` command."""
 
     def __init__(
         self, core: Core, commands: queue.SimpleQueue[Any], faults: Faults | None = None
@@ -35,7 +35,7 @@ class Loop:
         self._closing = False
 
     def run(self) -> None:
-        """Serve until closed; whatever still runs then fails, and every part is closed."""
+        """Run until closed. Then unfinished requests fail, and all parts are closed."""
         fault: BaseException | None = None
         try:
             while not self._closing:
@@ -54,7 +54,7 @@ class Loop:
     # -- commands --------------------------------------------------------------------------
 
     def _serve_commands(self) -> None:
-        """Serve what has arrived; wait for an arrival if there is nothing else to do."""
+        """Serve the queued commands; an idle loop waits for the first one."""
         idle = self._is_idle
         while True:
             try:
@@ -71,16 +71,16 @@ class Loop:
 
     @property
     def _patience_s(self) -> float | None:
-        """How long an idle engine may wait for a command; None for ever."""
+        """Seconds that an idle loop may wait for a command; None: no limit."""
         return self._cold.captures.patience_s if self._cold is not None else None
 
     def _tend_cold(self) -> None:
-        """Write on behind requests that have ended; wait for the disk if all others do."""
+        """Advance captures, and wait for the disk if every admitted request is restoring."""
         if self._cold is None:
             return
         try:
             self._cold.captures.work(idle=self._is_idle)
-        except Exception as error:  # noqa: BLE001  an answer does not depend on its being kept
+        except Exception as error:  # noqa: BLE001  answers do not depend on captures
             self._faults.count("cold", error)
             self._cold.captures.give_up()
         if not self._stepper.in_flight and self._scheduler.only_restores:
@@ -100,7 +100,7 @@ class Loop:
     def _submit(self, command: Submit) -> None:
         try:
             self._accept(command)
-        except BaseException as error:  # noqa: BLE001  it is this request's alone
+        except BaseException as error:  # noqa: BLE001  the error ends this request only
             for request in self._scheduler.requests:
                 if request.id == command.handle.id:
                     self._scheduler.finish(request)
@@ -121,12 +121,12 @@ class Loop:
             params, vocab_size=self._core.info.vocab_size, prompt_tokens=command.prompt.tokens
         )
         info = self._core.info
-        self._scheduler.submit(request)  # which limits its tokens
+        self._scheduler.submit(request)  # clamps `request.max_tokens`
         output = RequestOutput(info.tokenizer, info.eos_token_ids, params, request.max_tokens)
         self._jobs.add(Job(request, handle, state, output, command.submitted_at))
 
     def _call(self, command: Call) -> None:
         try:
             command.future.set_result(command.function(self._core))
-        except BaseException as error:  # noqa: BLE001  it belongs to whoever asked
+        except BaseException as error:  # noqa: BLE001  raised again in the calling thread
             command.future.set_exception(error)

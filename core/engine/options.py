@@ -1,4 +1,4 @@
-"""The options of a request, read on the caller's thread."""
+"""The options of a request, checked on the caller's thread."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from ..text.prompt import check_template_kwargs
 
 
 def read_sampling(options: Mapping[str, Any], *, vocab_size: int) -> SamplingParams:
-    """Return the sampling parameters that options ask for.
+    """Return the sampling parameters of options.
 
     Args:
         options: Fields of `SamplingParams`.
         vocab_size: Width of the logits.
 
     Raises:
-        RequestError: An option is unknown, mistyped or out of range.
+        RequestError: An option is unknown, of the wrong type, or out of range.
     """
     known = [field.name for field in attrs.fields(SamplingParams)]
     unknown = sorted(set(options) - set(known))
@@ -38,14 +38,14 @@ def read_sampling(options: Mapping[str, Any], *, vocab_size: int) -> SamplingPar
 
 
 def check_options(options: Mapping[str, Any], *, vocab_size: int) -> None:
-    """Refuse options of a conversation that no turn of it could take.
+    """Refuse options of a conversation that no turn could use.
 
     Args:
         options: Fields of `SamplingParams`, `tools` and `template_kwargs`.
         vocab_size: Width of the logits.
 
     Raises:
-        RequestError: As `read_sampling`, or one of the template's arguments is malformed.
+        RequestError: As `read_sampling`, or an argument of the chat template is malformed.
     """
     sampling = dict(options)
     with reading("tools"):

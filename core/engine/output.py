@@ -1,4 +1,4 @@
-"""The text side of a request: sampled tokens in, certain text out, and when to stop."""
+"""The output of a request: from sampled tokens to text, with the stop rules."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class RequestOutput:
 
     Attributes:
         tokens: Every sampled token.
-        text: The text that is certain so far.
-        finish_reason: Why the request ended, None while it goes on.
+        text: The final text so far, without text that may become a stop string.
+        finish_reason: Why the request ended; None while the request runs.
     """
 
     def __init__(
@@ -30,8 +30,8 @@ class RequestOutput:
         Args:
             tokenizer: The model's tokenizer.
             eos_token_ids: Tokens that end the answer.
-            params: Stop strings, and whether the end of sequence counts.
-            max_tokens: Tokens after which the request ends for length.
+            params: Stop strings, and whether end-of-sequence tokens are ignored.
+            max_tokens: Number of tokens after which the request ends with `length`.
         """
         self.tokens: list[int] = []
         self.logprobs: list[TokenLogprob] = []
@@ -43,7 +43,7 @@ class RequestOutput:
         self._matcher = StopMatcher(params.stop) if params.stop else None
 
     def add(self, token: int, logprob: TokenLogprob | None = None) -> Piece:
-        """Take one token and return the piece that it makes certain."""
+        """Add one token and return the new piece."""
         self.tokens.append(token)
         if logprob is not None:
             self.logprobs.append(logprob)
@@ -65,7 +65,7 @@ class RequestOutput:
         return text
 
     def _end(self, reason: FinishReason) -> str:
-        """Flush what was held back; a stop string may still turn up in it."""
+        """Flush the text that was held back; the flushed text may contain a stop string."""
         text = self._certain(self._detokenizer.finish())
         if self.finish_reason is None:
             self.finish_reason = reason

@@ -1,4 +1,4 @@
-"""Whether a model's prefixes go to disk, and the cold tier if they do."""
+"""Decides whether a model's prefixes are kept on disk, and opens the cold tier."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ from .lanes import PagedLane
 
 @attrs.frozen(kw_only=True)
 class Subject:
-    """The model that asks.
+    """The facts about a model that decide persistence.
 
     Attributes:
-        family: Its family.
+        family: The model's family.
         config: The family's config.
-        raw_config: What config.json says.
-        layout: Its cache layout.
+        raw_config: The contents of config.json.
+        layout: The model's cache layout.
         block_size: Tokens of a block.
-        dtype: What it computes and caches in.
-        weights: Its weight files, as they were before the first was read.
+        dtype: Compute and cache dtype.
+        weights: The state of the weight files before loading.
     """
 
     family: Family
@@ -63,16 +63,16 @@ class Subject:
 
     @property
     def policy(self) -> SidecarPolicy | None:
-        """Which state belongs to its prefixes, None if its blocks hold all."""
+        """The layout of the model's sidecars; None if blocks hold the whole cache."""
         return self.family.build_sidecar_policy(self.config, self.dtype)
 
     @property
     def model_type(self) -> str:
-        """What config.json calls it."""
+        """The model type in config.json."""
         return str(self.raw_config["model_type"])
 
     def components(self, weights: bytes) -> FingerprintComponents:
-        """Return all that decides what it writes into its cache."""
+        """Return the fingerprint's components: everything that decides cache contents."""
         return FingerprintComponents(
             family=self.family.name,
             family_state_version=self.family.info.state_version,
@@ -93,13 +93,14 @@ def decide_persistence(
     paged: bool,
     gate: bool = False,
 ) -> PersistDecision:
-    """Decide whether a model persists; the reason is for a human.
+    """Decide whether a model's prefixes are kept on disk, with a readable reason.
 
     Args:
         subject: The model.
-        settings: What was asked for.
-        paged: Its requests run on the block-paged cache.
-        gate: The restart-parity gate asks, which a family has to pass before it is admitted.
+        settings: The settings of the cold tier.
+        paged: Whether requests run on the block-paged cache.
+        gate: Whether the restart-parity gate runs. The gate admits families, so it skips
+            admission.
     """
     decision = admission(subject, settings)
     if gate:
@@ -114,7 +115,7 @@ def decide_persistence(
 
 
 def _unwritable(subject: Subject) -> str | None:
-    """Return what of a model's cache cannot be written, None if all can be."""
+    """Return why a model's cache cannot be written; None if it can be written."""
     layout = subject.layout
     if len(layout.groups) - len(layout.windows) != 1:
         return "a prefix is written as the blocks of one group of full attention"
@@ -130,7 +131,7 @@ def _unwritable(subject: Subject) -> str | None:
 
 
 def admission(subject: Subject, settings: ColdSettings) -> PersistDecision:
-    """Return whether a family may persist and is asked to, wherever its requests run."""
+    """Return whether family and settings allow persistence, for either lane."""
     return decide(
         subject.model_type,
         subject.family.cold_restore_eligibility(subject.config),
@@ -140,7 +141,7 @@ def admission(subject: Subject, settings: ColdSettings) -> PersistDecision:
 
 
 def _verdict(subject: Subject, settings: ColdSettings) -> EvidenceVerdict | None:
-    """Return what the evidence of a family is worth that the user opted in by name."""
+    """Return the verdict on a family's evidence; None if the settings name no evidence."""
     family = subject.family
     if family.name not in settings.certified_families:
         return None
@@ -171,7 +172,7 @@ def open_cold(
     trace: Trace,
     may_spill: bool,
 ) -> EngineCold | PersistDecision:
-    """Open the store of a model that may persist; if that fails, say why and go on without."""
+    """Open the cold tier of a model; return a refusal if the store is unavailable."""
     try:
         root = default_root(settings.cold_cache_dir)
         store = ColdStore.open(root, limits_of(settings), Counters())
@@ -189,13 +190,13 @@ def open_cold(
     memory = DigestMemory(root / "digests.json")
     identity = Identification(subject.weights, subject.components, memory, tier.identify)
     if memory.recall().keys() >= set(subject.weights.files.values()):
-        identity.wait()  # nothing is read: the first request shall find its prefix
+        identity.wait()  # all digests are remembered: fast, and the first request can restore
     return EngineCold(
         tier,
         lane,
         counters=counters,
         trace=trace,
-        # what is spilled without its state cannot be restored
+        # a spill writes no sidecar, and blocks without a sidecar cannot be restored
         may_spill=may_spill and subject.policy is None,
         identity=identity,
         drain_timeout_s=settings.cold_drain_timeout_s,

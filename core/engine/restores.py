@@ -1,7 +1,7 @@
-"""Prefixes that come back from disk, between the tier's bytes and the pools' arrays.
+"""Restores: from the cold tier's bytes to the pools' arrays.
 
-admission   propose -> begin     the scheduler has reserved the blocks
-each step   advance              blocks that were read are written into the pools
+admission   propose, begin   the scheduler reserves blocks in between
+each step   advance          blocks that were read are written to the pools
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from .lanes import PagedLane
 from .sidecars import Sidecars
 
 RESTORE_BLOCKS_PER_STEP = 3
-"""Blocks of one portion while other requests run, whose step waits for it."""
+"""Blocks per portion while other requests run. The next step waits for the portion."""
 
 
 def cold_chain(tier: ColdTier, prefix: PrefixChain) -> ColdChain | None:
-    """Return the names of a sequence's objects; None before the model's fingerprint is known.
+    """Return the cold keys of a sequence; None before the model's fingerprint is known.
 
-    Proposals of restores and captures both come here, so that the salt and the extra keys of
-    a sequence enter every name.
+    Restores and captures both use this function, so every key depends on the salt and the
+    extra keys of a sequence.
     """
     return tier.chain(prefix.salt, prefix.extra_keys)
 
 
 @attrs.define(eq=False)
 class _Restore:
-    """A request's restore, from the proposal on."""
+    """A proposed or running restore."""
 
     chain: ColdChain
     plan: RestorePlan
@@ -54,7 +54,7 @@ class Restores:
     """The restores of a running engine. Owned by the engine thread.
 
     Attributes:
-        wrote: The pools have writes that nobody has evaluated; the stepper takes it back.
+        wrote: Whether pools have unevaluated writes of restores. The stepper resets the flag.
     """
 
     def __init__(
@@ -65,14 +65,14 @@ class Restores:
         counters: SchedulerCounters,
         trace: Trace,
     ) -> None:
-        """Prepare for the restores of an engine.
+        """Make the restores of an engine.
 
         Args:
             tier: The cold tier.
-            lane: Whose pools are written.
-            sidecars: State that the model keeps beside its blocks; None if there is none.
-            counters: Counts to add to.
-            trace: Where events go.
+            lane: The lane whose pools are written.
+            sidecars: The model's sidecars; None if blocks hold the whole cache.
+            counters: The scheduler's counters.
+            trace: The destination of events.
         """
         self.wrote = False
         self._tier = tier
@@ -85,7 +85,7 @@ class Restores:
         self._restores: dict[RequestId, _Restore] = {}
 
     def propose(self, request: Request, hit_length: int) -> int:
-        """Return how many tokens behind a hit can be restored."""
+        """Return how many tokens behind a hit can be restored; set the miss cause."""
         size = self._cache.block_size
         first, limit = hit_length // size, (len(request.tokens) - 1) // size
         self._note(request, None)
@@ -106,13 +106,16 @@ class Restores:
             request.miss = cause
 
     def begin(self, request: Request) -> None:
-        """Have the proposed blocks read."""
+        """Start reading the proposed blocks."""
         restore = self._restores[request.id]
         restore.began_at = time.perf_counter()
         restore.ticket = self._tier.begin(restore.plan, restore.chain, request.tokens)
 
     def advance(self, request: Request, *, idle: bool) -> RestoreProgress:
-        """Write what has arrived into the request's blocks; lazily, as a step does."""
+        """Write the data that was read into the request's blocks.
+
+        The writes are lazy: the next step evaluates them.
+        """
         restore = self._restores[request.id]
         assert restore.ticket is not None
         restore.paced = restore.paced or not idle
@@ -128,7 +131,7 @@ class Restores:
         done = self._tier.reader.is_done(restore.ticket)
         num_blocks, state = len(payloads), None
         if self._tier.policy is not None:
-            # without the state at just their end the blocks are of no use
+            # blocks count only with the sidecar at their end
             state = self._install(request, restore) if done else None
             num_blocks = restore.num_written if state is not None else 0
             restore.num_written = num_blocks if done else restore.num_written
@@ -137,7 +140,7 @@ class Restores:
         return RestoreProgress(num_blocks * self._cache.block_size, done, state)
 
     def _install(self, request: Request, restore: _Restore) -> KeptState | None:
-        """Return the state that backs the blocks of a restore; None if there is none."""
+        """Install the sidecar of a restore and return its state; None without a sidecar."""
         assert restore.ticket is not None
         assert self._sidecars is not None
         found = self._tier.reader.sidecar(restore.ticket)
@@ -166,7 +169,7 @@ class Restores:
             restore.plan.first + restore.num_written if restore.num_written else 0
         )
         if num_bytes and not restore.paced:
-            # beside other requests the time is that of their steps, not of the disk
+            # a paced restore measures the steps of other requests, not the disk
             self._tier.cost.restore.record(num_bytes, elapsed_us)
         self._tier.count_restored(restore.num_written)
         self._counters.ssd_restore_bytes += num_bytes
@@ -182,11 +185,11 @@ class Restores:
         )
 
     def cancel(self, request: Request) -> None:
-        """Give up a restore."""
+        """Cancel a restore; a request without a restore is ignored."""
         restore = self._restores.pop(request.id, None)
         if restore is not None and restore.ticket is not None:
             self._tier.reader.forget(restore.ticket)
 
     def wait(self, timeout_s: float) -> None:
-        """Wait for the disk, for at most `timeout_s`."""
+        """Wait for data from the disk, for at most `timeout_s` seconds."""
         self._tier.reader.wait(timeout_s)

@@ -1,4 +1,4 @@
-"""From a plan to a lazy graph, and from an evaluated graph to tokens."""
+"""The runner: builds the lazy graph of a plan, and reads the tokens of a computed step."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ from .lanes import Lane, LaneStep, RowSnapshot
 
 @attrs.define(eq=False)
 class Step:
-    """A step that was built, lazily.
+    """The lazy graph of a step.
 
     Attributes:
-        plan: What it computes.
-        sampled: Device arrays of the rows that sample, in plan order; None if none does.
-        sources: Request -> index of its first draw.
-        updated: Cache arrays that must be evaluated with it.
-        snapshots: States at boundaries that it reaches.
-        tokens: What its last writes to pages returned, group by group: there when it is
-            done, if it writes in place.
-        in_place: Whether kernels make all its writes to pages. It then waits for the step
-            before by its arrays alone, and can be started while that one runs.
+        plan: The plan of the step.
+        sampled: Device arrays of the sampling rows, in plan order; None without such rows.
+        sources: Request -> index of the request's first draw.
+        updated: Cache arrays that must be evaluated with the step.
+        snapshots: States of rows that end at boundaries.
+        fences: The write fence of each group after the step. If the step writes in place,
+            the step is complete when its fences are evaluated.
+        in_place: Whether kernels make all writes to pages. Array dependencies then order
+            the step after the previous one, so it can be started while that step runs.
         hidden: Hidden states `[H, D]` at the plan's taps, row by row.
-        started_at: When it was handed to the device, by `time.perf_counter`.
+        started_at: Start time of the step on the clock of `time.perf_counter`.
     """
 
     plan: StepPlan
@@ -51,14 +51,14 @@ class Step:
     sources: dict[RequestId, int]
     updated: list[mx.array]
     snapshots: list[RowSnapshot]
-    tokens: list[mx.array]
+    fences: list[mx.array]
     in_place: bool
     hidden: Mapping[Tap, mx.array] = attrs.field(factory=dict)
     started_at: float = 0.0
 
     @property
     def decodes(self) -> bool:
-        """Whether all of its rows decode or verify."""
+        """Whether all rows of the step are in waves."""
         return not self.plan.has_slices
 
     def start(self) -> None:
@@ -66,24 +66,24 @@ class Step:
         outputs = attrs.astuple(self.sampled, recurse=False) if self.sampled else ()
         wanted = [a for a in outputs if a is not None]
         mx.async_eval(*wanted, *self.updated, *self.hidden.values())
-        # a second name for a pool's array would turn its next update into a copy
+        # a second reference to a pool's array would turn its next update into a copy
         self.updated.clear()
         self.started_at = time.perf_counter()
 
     def read(
         self, *, others_run: bool = False
     ) -> tuple[list[int | None], list[TokenLogprob | None]]:
-        """Wait for the step and return token and log-probability of each sampled row.
+        """Wait for the step and return the token and log-probability of each draw.
 
-        The token of a row is None if one of its logits is NaN or infinite.
+        A token is None if one of its logits is NaN or infinite.
 
         Args:
-            others_run: Whether another step was started behind this one. If none was, all
-                that the device does is waited for: a pool that a pending write still reads
-                cannot be updated in place by an operation of the next step.
+            others_run: Whether the next step was started already. If not, `read` waits for
+                all work of the device: an operation of the next step cannot update a pool in
+                place while a pending write still reads the pool.
         """
         if others_run:
-            mx.eval(*self.tokens)
+            mx.eval(*self.fences)
         else:
             mx.synchronize()
         if self.sampled is None:
@@ -124,7 +124,7 @@ class _Computed:
 
     @classmethod
     def joined(cls, parts: Sequence[_Computed], taps: Sequence[Tap]) -> _Computed:
-        """Return the results of forwards that followed one another, row by row."""
+        """Return the joined results of successive forwards, row by row."""
         logits = [part.logits for part in parts if part.logits is not None]
         hidden = {tap: mx.concatenate([part.hidden[tap] for part in parts]) for tap in taps}
         return cls(mx.concatenate(logits) if logits else None, False, hidden)
@@ -145,11 +145,12 @@ class Runner:
         """Bind a model to a lane.
 
         Args:
-            family: Whose `forward` is called.
+            family: The model's family.
             model: The model.
-            layout: Its cache layout.
-            lane: Cache and context.
-            row_exact: Run each row alone, so that its logits do not depend on the others.
+            layout: The model's cache layout.
+            lane: The cache and its forward context.
+            row_exact: Whether each row is computed alone, so that its logits do not depend on
+                other rows.
         """
         self.lane = lane
         self._layout = layout
@@ -161,15 +162,15 @@ class Runner:
     def build(
         self, plan: StepPlan, previous: Step | None, states: Mapping[RequestId, RowState]
     ) -> Step:
-        """Build a step's graph; nothing is computed, but for the forwards of row-exact rows.
+        """Build the lazy graph of a step. Row-exact rows are evaluated at once.
 
-        The sampling states of rows without drafts move on by their token, which may still be
-        on the device. Those of rows that verify drafts stay until the step is read.
+        Sampling states of rows without drafts advance by one token, which may still be on the
+        device. Sampling states of rows with drafts advance after the step is read.
 
         Args:
-            plan: The step's rows.
-            previous: The step whose sampled tokens the rows on the device refer to.
-            states: Sampling state of each request that samples.
+            plan: The plan of the step.
+            previous: The previous step, which sampled the tokens of `on_device` rows.
+            states: Request -> sampling state, for each request of the plan.
         """
         inputs = [_row_input(row, previous) for row in plan.rows]
         sampled = previous.sampled.tokens if previous and previous.sampled else None
@@ -183,7 +184,7 @@ class Runner:
             _sources(plan),
             self.lane.arrays(plan.rows) + kept,
             snapshots,
-            self.lane.tokens,
+            self.lane.fences,
             computed.in_place,
             computed.hidden,
         )
@@ -194,7 +195,7 @@ class Runner:
         if not self._row_exact:
             batch = build_step_batch(inputs, sampled, plan.waves, plan.taps)
             return self._forward(batch, plan.rows)
-        # one graph of several rows would read a pool and then write to it: a copy of the pool
+        # one graph of several rows would read and then write a pool, which copies the pool
         mx.synchronize()
         parts: list[_Computed] = []
         for one, row in zip(inputs, plan.rows, strict=True):
@@ -216,7 +217,7 @@ class Runner:
         return _Computed(output.logits, in_place, output.hidden)
 
     def _replayed(self, batch: StepBatch, step: LaneStep) -> tuple[mx.array, bool] | None:
-        """Return the result of a trace of decode rows, None if there can be no trace."""
+        """Return the result of a traced decode step; None if the step cannot be traced."""
         if not isinstance(step, PagedStep) or not launch.builds_graphs():
             return None
         n = batch.num_decode_rows
@@ -225,7 +226,7 @@ class Runner:
         return self._graph(batch, step) if traceable else None
 
     def evaluate(self, ids: Sequence[int]) -> mx.array:
-        """Return the logits `[T, V]`, float32 and evaluated, of one sequence on its own."""
+        """Return the evaluated float32 logits `[T, V]` of one sequence, without the cache."""
         batch = attrs.evolve(
             build_step_batch([RowInput(0, ids)], None, ()), logit_rows=mx.arange(len(ids))
         )
@@ -240,7 +241,7 @@ class Runner:
 def _draw(
     logits: mx.array, plan: StepPlan, states: Mapping[RequestId, RowState]
 ) -> SampledRows:
-    """Draw the tokens of a step and accept those that are certain to count."""
+    """Draw the tokens of a step and accept the tokens of rows without drafts."""
     rows = [row for row in plan.rows if row.samples]
     draws = [
         Draw(states[row.request], row.drafts[:k]) for row in rows for k in range(row.num_logits)
@@ -254,7 +255,7 @@ def _draw(
 
 
 def _sources(plan: StepPlan) -> dict[RequestId, int]:
-    """Return the index of each request's first draw among those of the step."""
+    """Return the index of each request's first draw among all draws of the step."""
     sources: dict[RequestId, int] = {}
     index = 0
     for row in plan.rows:

@@ -1,4 +1,4 @@
-"""State outside the blocks of the primary group: what the cold tier's sidecars hold."""
+"""Sidecars: recurrent states and windows on disk, beside the blocks of the primary group."""
 
 from __future__ import annotations
 
@@ -17,51 +17,51 @@ from ..pools.window_bytes import blocks_of_window, window_of_blocks
 from .lanes import PagedLane
 
 Offer: TypeAlias = Callable[[], StateOffer | None]
-"""Makes a state ready to be written; None if it is gone meanwhile."""
+"""Returns a state to write; None if the state was evicted meanwhile."""
 
 IsStored: TypeAlias = Callable[[int], bool]
-"""Whether the state after so many blocks of a chain is known to be on disk."""
+"""Takes a boundary in blocks, and returns whether its sidecar is known to be on disk."""
 
 
 class Sidecars(Protocol):
-    """What a family keeps beside its blocks. Owned by the engine thread."""
+    """The sidecars of a model. Owned by the engine thread."""
 
     def offers(self, prefix: PrefixChain, reach: int, is_stored: IsStored) -> list[Offer]:
-        """Return the states that a request writes, the deepest first.
+        """Return the states that a request offers for writing, the deepest first.
 
         Args:
             prefix: The request's chain.
-            reach: Blocks of it that are on disk.
-            is_stored: Asks about its states.
+            reach: Leading blocks of the chain that are on disk.
+            is_stored: Whether a boundary of the chain has a sidecar on disk.
         """
         ...
 
     def install(self, sequence: Any, boundary: int, pieces: Sequence[memoryview]) -> KeptState:
-        """Give a sequence the state that was read for a boundary; for others to find.
+        """Install a sidecar's state in a sequence, and return the state for publication.
 
         Args:
-            sequence: Its blocks up to the boundary are being restored.
-            boundary: Tokens.
-            pieces: What the sidecar holds.
+            sequence: The sequence that is being restored.
+            boundary: The boundary in tokens.
+            pieces: The bytes of the sidecar.
         """
         ...
 
 
 class RecurrentSidecars:
-    """States of recurrent layers, kept by a `StateKeeper`."""
+    """Sidecars of recurrent states, from the snapshots of a `StateKeeper`."""
 
     def __init__(self, lane: PagedLane, keeper: StateKeeper, policy: SidecarPolicy) -> None:
-        """Have ladders kept from now on."""
+        """Make the sidecars, and let prefills take ladders of snapshots."""
         keeper.want_ladder = True
         self._lane = lane
         self._keeper = keeper
         self._policy = policy
 
     def offers(self, prefix: PrefixChain, reach: int, is_stored: IsStored) -> list[Offer]:
-        """Return the deepest state in reach, and its ladder's rest.
+        """Return the deepest snapshot in reach, and shallower ones for a new chain.
 
-        Shallow rungs are what a prompt finds that parts from this one early. A chain that has
-        a state on disk has had its ladder: from then on a request writes one.
+        Prompts that diverge early from this chain find the shallow boundaries. A chain with a
+        shallower sidecar on disk has written its ladder, so only the deepest one is offered.
         """
         found = self._keeper.on_chain(prefix.hashes[:reach])
         had_ladder = any(is_stored(kept.num_blocks) for kept in found[1:])
@@ -74,7 +74,7 @@ class RecurrentSidecars:
         return StateOffer(kept.num_blocks, layout, partial(state_bytes, kept.handle))
 
     def install(self, sequence: Any, boundary: int, pieces: Sequence[memoryview]) -> KeptState:
-        """Let the sequence's next step go on from the state."""
+        """Set the sequence's state to the sidecar's state."""
         state = self._lane.state_of_bytes(pieces)
         kept = KeptState(boundary, state)
         self._lane.cache.snapshots.confirm(sequence, kept)
@@ -82,15 +82,15 @@ class RecurrentSidecars:
 
 
 class WindowSidecars:
-    """Windows of sliding layers, cut out of the blocks that hold them."""
+    """Sidecars of windows, read from the pages of the windows' blocks."""
 
     def __init__(self, lane: PagedLane, group: int, policy: SidecarPolicy) -> None:
-        """Have anchors held on to from now on.
+        """Make the sidecars, and let requests pin anchors.
 
         Args:
-            lane: Whose pool.
+            lane: The lane whose pool is read and written.
             group: The only group with a window.
-            policy: The family's.
+            policy: The family's sidecar policy.
         """
         windows = lane.cache.kinds.windows
         assert windows is not None
@@ -105,8 +105,8 @@ class WindowSidecars:
     def offers(self, prefix: PrefixChain, reach: int, is_stored: IsStored) -> list[Offer]:
         """Return the deepest window in reach, and each anchor below it that the disk lacks.
 
-        An anchor is the same object for all prompts that begin alike, so that it is written
-        once; a conversation writes one window a request besides.
+        Prompts with a common prefix share the sidecar of an anchor, so an anchor is written
+        once. Each request also offers its deepest window.
         """
         deepest = self._windows.deepest(prefix, reach)
         anchors = [n for n in self._policy.anchors if n < deepest and not is_stored(n)]
@@ -124,9 +124,9 @@ class WindowSidecars:
         return window_of_blocks(self._pool.read_blocks(block_ids), self._kv_heads)
 
     def install(self, sequence: Any, boundary: int, pieces: Sequence[memoryview]) -> KeptState:
-        """Write the window into blocks of the sequence; those that memory had stay as they are.
+        """Write the window to the sequence's blocks, except blocks that were in memory.
 
-        Lazily, as a step does.
+        The writes are lazy: the next step evaluates them.
         """
         layout = self._policy.expected_at(boundary)
         num_blocks = layout.tensors[0].dims[2] // self._block_size
@@ -138,7 +138,7 @@ class WindowSidecars:
 
 
 def sidecars_of(lane: PagedLane, policy: SidecarPolicy | None) -> Sidecars | None:
-    """Return what a model keeps beside its blocks; None if its blocks hold all."""
+    """Return a model's sidecars; None if blocks hold the whole cache."""
     if policy is None:
         return None
     if lane.keeper is not None:

@@ -1,15 +1,14 @@
-"""One step after another: plan, build, read the step before, start, settle.
+"""The stepper: keeps one step in flight while the host builds the next one.
 
-    build n+1   while the device computes n; the rows' newest tokens are still on it
-    start n+1   if kernels make all writes to pages
+    build n+1   while the device computes n; newest tokens are still on the device
+    start n+1   if kernels make all writes to pages in both steps
     read n      waits for the device
-    start n+1   else, at once: the device idles only between these two calls
-    settle n    text, stop rules, publication: beside the device's work
+    start n+1   otherwise; the device is idle only between read and start
+    settle n    text, stop rules, publication, while the device computes n+1
 
-A request that turns out to have ended in step n is already a row of n+1. The row is computed
-and forgotten: it writes behind the committed frontier, into a block that no other request
-reads. A request that must see its newest token before it can be planned sits out step n+1,
-and its neighbours do not notice.
+A request that ends in step n already has a row in step n+1. The row's results are dropped. Its
+writes are behind the committed frontier, in a block that no other request reads. A request
+without look-ahead has no row in step n+1, and other requests are not delayed.
 """
 
 from __future__ import annotations
@@ -70,7 +69,7 @@ class Stepper:
                 self._measure(previous)
             if not early:
                 self._start(step)
-        except BaseException as error:  # noqa: BLE001  so may the device
+        except BaseException as error:  # noqa: BLE001  evaluation may raise anything too
             self._jobs.fail_running(error)
             self._core.runner.lane.reset()
             return
@@ -117,23 +116,23 @@ class Stepper:
             mx.clear_cache()
 
     def _starts_early(self, step: Step | None, previous: Step | None) -> bool:
-        """Return whether a step can go to the device before the one before it is read.
+        """Return whether a step can start before the previous step is read.
 
-        The device then never waits for the host. Writes of operations to pages, a step's own
-        keys or blocks from the disk, would copy pools while another step reads them. Two
-        steps with slices would need memory for what both compute in between.
+        An early start keeps the device busy. Three cases exclude it. MLX operations that write
+        pages would copy pools that the previous step reads. So would writes of restored
+        blocks. Two steps with slices would hold the temporary arrays of both in memory.
         """
         if step is None or previous is None or not (step.in_place and previous.in_place):
             return False
         restored = self._cold is not None and self._cold.restores.wrote
-        return bool(previous.tokens) and (step.decodes or previous.decodes) and not restored
+        return bool(previous.fences) and (step.decodes or previous.decodes) and not restored
 
     def _start(self, step: Step | None) -> None:
         restores = None if self._cold is None else self._cold.restores
         if step is not None:
             step.start()
         elif restores is not None and restores.wrote:
-            # no step takes the restored blocks along
+            # without a step, the restored blocks are evaluated here
             mx.eval(*self._core.runner.lane.arrays(()))
         if restores is not None:
             restores.wrote = False
@@ -154,7 +153,7 @@ class Stepper:
             snapshot = snapshots.get(row.request)
             try:
                 self._settle_row(row, tokens[drawn], logprobs[drawn], snapshot)
-            except BaseException as error:  # noqa: BLE001  it is this request's alone
+            except BaseException as error:  # noqa: BLE001  the error ends this request only
                 self._jobs.fail_alone(row.request, error)
 
     def _settle_row(
@@ -167,7 +166,7 @@ class Stepper:
         drawn = accepted(row.drafts, tokens)
         kept = [token for token in drawn if token is not None]
         if len(kept) < len(drawn):
-            # before the row is settled: nothing that it has computed is published
+            # fail before settling, so that no block of the row is published
             self._jobs.fail_non_finite(row.request, row.end - row.num_logits + len(kept))
             return
         request = self._scheduler.settle(row, kept)
@@ -178,7 +177,7 @@ class Stepper:
         self._deliver(row, kept, logprobs)
 
     def _keep(self, request: Request, snapshot: RowSnapshot) -> None:
-        """Keep a state that a step has reached, unless its request has lost its sequence."""
+        """Keep a state at a boundary, unless the request was preempted meanwhile."""
         row, sequence = snapshot.row, request.sequence
         if sequence is not None and sequence.id == row.sequence:
             cache = self._core.runner.lane.cache
@@ -187,7 +186,7 @@ class Stepper:
     def _deliver(
         self, row: PlannedRow, tokens: list[int], logprobs: list[TokenLogprob | None]
     ) -> None:
-        """Give a request's tokens to its caller, up to the one that ends the answer."""
+        """Give a request's tokens to its handle, up to the token that ends the answer."""
         job = self._jobs[row.request]
         if tokens and row.drafts:
             job.state.accept(mx.array(tokens, mx.int32), count=len(tokens))
@@ -203,6 +202,6 @@ class Stepper:
 
 
 def _is_plain(state: RowState) -> bool:
-    """Whether a row is sampled by the wave's argmax and nothing else."""
+    """Return whether a row is sampled by the argmax of its logits alone."""
     params = state.params
     return params.greedy and not params.penalised and not params.logit_bias

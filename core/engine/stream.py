@@ -1,4 +1,4 @@
-"""The pieces of a request, for one consumer that may leave early."""
+"""The pieces of a request as an iterator that cancels the request when closed."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from .handles import Handle
 
 
 class Stream(Iterator[Piece]):
-    """Yields a request's pieces as they come; letting go of it cancels the request.
+    """Yields a request's pieces. Closing or deleting the stream cancels the request.
 
-    The request is queued before the first `next`. It is cancelled when the stream is closed,
-    when waiting for a piece is interrupted, and when nothing refers to the stream any more,
-    whether or not a piece was ever taken.
+    The request is queued before the first `next`. An interrupted `next` cancels the request
+    too.
     """
 
     def __init__(
@@ -25,8 +24,7 @@ class Stream(Iterator[Piece]):
 
         Args:
             handle: The request.
-            ended: Is told the completion when the last piece was taken, on the consumer's
-                thread.
+            ended: Called with the completion after the last piece, on the consumer's thread.
         """
         self._handle = handle
         self._pieces: Iterator[Piece] | None = iter(handle)
@@ -53,7 +51,7 @@ class Stream(Iterator[Piece]):
             raise
 
     def close(self) -> None:
-        """Take no more pieces; a request that still runs is cancelled."""
+        """End the iteration and cancel an unfinished request."""
         self._pieces = None
         if not self._handle.done:
             self._handle.cancel()
@@ -70,5 +68,5 @@ class Stream(Iterator[Piece]):
         self.close()
 
     def __del__(self) -> None:
-        # may run on any thread, in the middle of anything: cancelling only puts a command
+        # may run on any thread at any time: cancelling only queues a command
         self.close()

@@ -1,1 +1,1 @@
-"""The two implementations of the forward context."""
+"""The forward context, over block-paged pools and over contiguous caches."""

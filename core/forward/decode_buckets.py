@@ -1,4 +1,4 @@
-"""Decode rows of similar length, attended together."""
+"""Buckets of decode rows with similar context lengths."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from ..contract.layer_spec import AttentionSpec
 
 
 def similar_lengths(num_blocks: Sequence[int]) -> list[list[int]]:
-    """Partition rows so that none is padded to more than twice its length.
+    """Partition rows so that no row is padded to more than twice its length.
 
-    A wave attends through one rectangular table, so without this a single long row would
-    make every short one gather as many blocks as it has.
+    A bucket attends through one rectangular table. In a single bucket, every short row would
+    gather as many blocks as the longest row.
 
     Args:
-        num_blocks: Blocks that each row's context takes.
+        num_blocks: Blocks of each row's context.
 
     Returns:
-        Row indices, the longest rows first; at most about log2(longest / shortest) lists.
+        Lists of row indices, the longest rows first; about log2(longest / shortest) lists.
     """
     buckets: list[list[int]] = []
     longest = 0
@@ -37,9 +37,9 @@ class DecodeBucket:
     """Decode rows that share one table and one mask.
 
     Attributes:
-        rows: Their indices among the step's decode rows, `[n]` int32.
-        first: First block that each of them sees, `[n]` int32; None if all see block 0.
-        num_blocks: Width of their table.
+        rows: Indices of the rows among the step's decode rows, `[n]` int32.
+        first: First visible block of each row, `[n]` int32; None if all rows see block 0.
+        num_blocks: Width of the bucket's table in blocks.
         mask: 0 for visible keys and -inf elsewhere, `[n, 1, 1, 1, num_blocks * S]`.
     """
 
@@ -51,12 +51,12 @@ class DecodeBucket:
 
 @attrs.frozen(eq=False)
 class DecodeWave:
-    """The decode rows of a step, as layers with one kind of mask see them.
+    """The buckets of a step's decode rows, for layers with the same mask.
 
     Attributes:
-        buckets: The rows, partitioned.
-        restore: Order that undoes the partition, `[N]`; None for a single bucket, which
-            keeps the step's order.
+        buckets: The buckets.
+        restore: Permutation `[N]` from bucket order to the step's order; None for a single
+            bucket, which keeps the step's order.
     """
 
     buckets: tuple[DecodeBucket, ...]
@@ -66,12 +66,12 @@ class DecodeWave:
     def of(
         cls, positions: Sequence[int], block_size: int, spec: AttentionSpec | None = None
     ) -> DecodeWave:
-        """Partition rows whose one token is at each of `positions`.
+        """Partition decode rows.
 
         Args:
-            positions: Absolute positions.
+            positions: Absolute position of each row's token.
             block_size: Tokens of a block.
-            spec: What the layers see; None means everything.
+            spec: The layers' specification; None: every position is visible.
         """
         rows = [_Row.of(position, block_size, spec) for position in positions]
         partition = similar_lengths([row.num_blocks for row in rows])
@@ -89,13 +89,13 @@ class DecodeWave:
 
 @attrs.frozen
 class _Row:
-    """What one decode row sees.
+    """The visible positions of one decode row.
 
     Attributes:
-        oldest: Its first visible position.
-        newest: Its last one, where its token is.
-        first_block: The block of the first one.
-        num_blocks: Blocks from there on.
+        oldest: The first visible position.
+        newest: The last visible position, which is the row's token.
+        first_block: The block of `oldest`.
+        num_blocks: Blocks from `first_block` to the block of `newest`.
     """
 
     oldest: int

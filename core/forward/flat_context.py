@@ -20,9 +20,9 @@ from .scan import scan_rows
 
 
 class FlatContext:
-    """One step's view of contiguous caches, the twin of `PagedContext`.
+    """The forward context of one step over contiguous caches.
 
-    Each sequence attends alone; only what lies outside attention is batched.
+    Attention and scans run per sequence. Operations outside the context are batched.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class FlatContext:
         v: mx.array | None,
         scoring: Scoring,
     ) -> mx.array:
-        """Store keys and values, attend; see `ForwardContext.attend`."""
+        """Store keys and values, then attend; see `ForwardContext.attend`."""
         owner = self._routes.attend(layer, HeadsGiven.of(q, k, v))
         spec = self._layout.groups[owner.group]
         window = spec.window if isinstance(spec, SlidingWindow) else None
@@ -82,7 +82,7 @@ class FlatContext:
         segment: Segment,
         new: tuple[mx.array, mx.array] | None,
     ) -> tuple[mx.array, mx.array]:
-        """Store a segment's keys and values, if it brings any, and return all that it sees."""
+        """Store a segment's new keys and values, if any; return its visible keys and values."""
         slot, spec = (owner.group, owner.ordinal), self._layout.groups[owner.group]
         if isinstance(spec, SlidingWindow):
             window = cache.window(slot, spec)

@@ -1,4 +1,4 @@
-"""Attention over pages in MLX operations: pages are gathered, then attended to."""
+"""Attention over pages in MLX operations: pages are gathered into contiguous arrays."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from .decode_buckets import DecodeWave
 
 @attrs.frozen(eq=False)
 class _GroupStep:
-    """What all layers of a group share during one step.
+    """Arrays that all layers of a group share during one step.
 
     Attributes:
-        window: Positions that a token sees; None for all.
-        slots: Where each token is written.
-        wave: The decode rows.
-        decode_pages: Where the blocks of the decode rows lie, one a bucket.
-        prefill_pages: The same of each prefill slice, from its first visible block on.
-        prefill_skips: Positions before each slice's first visible block.
+        window: Positions that a token sees; None for all positions.
+        slots: The slot of each token, from `LayerPool.slots`.
+        wave: The buckets of the decode rows.
+        decode_pages: Page indices of each bucket, from `LayerPool.pages`.
+        prefill_pages: Page indices of each slice, from its first visible block on.
+        prefill_skips: Number of positions before each slice's first visible block.
     """
 
     window: int | None
@@ -42,12 +42,12 @@ class _GroupStep:
 
 
 class GatheredAttention:
-    """Writes to slots, gathers through tables.
+    """Writes keys and values to slots, and gathers pages through block tables.
 
-    Work that layers of a group share (tables, slots, masks) is done once a step.
+    Tables, slots and masks are computed once per step and group.
 
     Attributes:
-        in_place: No: operations write.
+        in_place: False: MLX operations write.
     """
 
     in_place = False
@@ -79,7 +79,7 @@ class GatheredAttention:
             [self._decode_rows, *(mx.full((s.length,), row, mx.int32) for s, row in prefill)]
         )
         places = (row_of_token, self._batch.positions // self._block_size)
-        everything = self._wave(None)  # one for all groups that see everything
+        everything = self._wave(None)  # shared by all groups without a window
         return [
             self._prepare(pool, table, spec, places, everything)
             for pool, table, spec in zip(self._pools, tables, self._layout.groups, strict=True)
@@ -133,7 +133,7 @@ class GatheredAttention:
         v: mx.array | None,
         scoring: Scoring,
     ) -> mx.array:
-        """Store keys and values with their owner, attend; see `ForwardContext.attend`."""
+        """Store keys and values in the owner's pool, then attend."""
         pool, step = self._pools[owner.group], self._steps[owner.group]
         if k is not None and v is not None:
             pool.write(owner.ordinal, k, v, step.slots)
@@ -144,7 +144,7 @@ class GatheredAttention:
         for segment, pages, skipped in slices:
             part = slice(segment.start, segment.start + segment.length)
             if segment.position == 0 and k is not None and v is not None:
-                # all its keys are in the step itself: no page needs to be read
+                # the step contains all visible keys, so no page is read
                 keys, values = k[part].swapaxes(0, 1), v[part].swapaxes(0, 1)
             else:
                 held = pool.gather(owner.ordinal, pages)
@@ -160,7 +160,7 @@ class GatheredAttention:
         rotation: Rotation,
         scoring: Scoring,
     ) -> mx.array:
-        """Make heads, store, attend; see `ForwardContext.attend_projected`."""
+        """Make heads, store keys and values, then attend."""
         q, k, v = prepare(projected, rotation)
         return self.attend(owner, q, k, v, scoring)
 
@@ -172,10 +172,10 @@ class GatheredAttention:
         step: _GroupStep,
         scoring: Scoring,
     ) -> mx.array:
-        """Attend the decode rows, bucket by bucket; `[N, Hq, Dv]` in the step's order."""
+        """Attend for the decode rows by bucket; return `[N, Hq, Dv]` in the step's order."""
         parts: list[mx.array] = []
         for bucket, pages in zip(step.wave.buckets, step.decode_pages, strict=True):
-            # a single bucket has the decode rows in the step's order, and they come first
+            # a single bucket has the step's order, and decode rows are the first rows
             alone = step.wave.restore is None
             rows = q[: self._num_decode] if alone else q[bucket.rows]
             keys, values = pool.gather(ordinal, pages)

@@ -1,4 +1,4 @@
-"""Attention over pages by kernels: what is written and read stays in its pages."""
+"""Attention over pages by kernels, which read and write pages in place."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from ..metal.attention.paged_attention import paged_decode, paged_prefill
 from ..metal.attention.pages import GroupPages
 
 SHORTEST = 512
-"""Tokens up to which rows are of one length: each length is a trace of its own."""
+"""Smallest bound on decode contexts in tokens. Each bound needs a trace of its own."""
 
 
 @attrs.frozen(eq=False)
 class StepRows:
-    """Where the rows of a step stand in the mirrors of the block tables.
+    """The rows of a step in the device tables.
 
     Attributes:
-        of_tokens: Row of each token `[T]`, int32.
-        longest: Bound of the decode rows' contexts in tokens, a power of two.
+        of_tokens: Table row of each token `[T]`, int32.
+        longest: Bound on the decode rows' contexts in tokens, a power of two.
     """
 
     of_tokens: mx.array
@@ -36,28 +36,28 @@ class StepRows:
 
     @classmethod
     def of(cls, batch: StepBatch, rows: Sequence[int]) -> StepRows:
-        """Return the rows of a step, given the row of each segment."""
+        """Return the rows of a step from the table row of each segment."""
         pairs = zip(batch.segments, rows, strict=True)
         repeated = [row for segment, row in pairs for _ in range(segment.length)]
         return cls(mx.array(repeated, mx.int32), longest_context(batch))
 
 
 def longest_context(batch: StepBatch) -> int:
-    """Return the power of two that no decode row's context exceeds, `SHORTEST` at least."""
+    """Return the least power of two >= every decode row's context and >= `SHORTEST`."""
     decode = batch.segments[: batch.num_decode_rows]
     longest = max((s.position + 1 for s in decode), default=0)
     return max(SHORTEST, 1 << (longest - 1).bit_length() if longest else 0)
 
 
 class KernelAttention:
-    """Writes keys and values to pages in place, and reads them there.
+    """Writes keys and values to pages in place, and reads pages in place.
 
-    Which positions a token sees is known to the kernels from its row and position, so nothing
-    is prepared on the host that grows with a context.
+    Kernels derive the visible positions of a token from its row and position, so host work
+    does not grow with the context.
 
     Attributes:
-        in_place: Whether kernels have made all writes so far. Where an operation takes a
-            kernel's place, keys and values are other arrays afterwards.
+        in_place: Whether kernels have made all writes so far. An MLX operation in place of a
+            kernel replaces the arrays of keys and values.
     """
 
     def __init__(
@@ -72,10 +72,10 @@ class KernelAttention:
 
         Args:
             layout: The model's cache layout.
-            groups: The pages of each group; a write puts the next token there.
+            groups: The pages of each group; a write replaces the write fence.
             tables: Block ids `[R, W]` of each group, up to date for every row of the step.
             batch: The step's tokens.
-            rows: Their rows in the tables.
+            rows: The rows of the step in the device tables.
         """
         self.in_place = True
         self._groups = groups
@@ -94,7 +94,7 @@ class KernelAttention:
         v: mx.array | None,
         scoring: Scoring,
     ) -> mx.array:
-        """Store keys and values with their owner, attend; see `ForwardContext.attend`."""
+        """Store keys and values in the owner's pages, then attend."""
         if k is None or v is None:
             return self._attend(owner, q, scoring)
         shape = HeadShape(q.shape[1], k.shape[1], q.shape[2], v.shape[2])
@@ -108,7 +108,7 @@ class KernelAttention:
         rotation: Rotation,
         scoring: Scoring,
     ) -> mx.array:
-        """Make heads, store, attend; see `ForwardContext.attend_projected`."""
+        """Make heads, store keys and values, then attend."""
         turns = None if projected.rope is None else rotation.turns(projected.rope)
         norms = (projected.q_norm, projected.k_norm, projected.v_norm)
         return self._make(owner, projected.joined, projected.shape, turns, norms, scoring)
@@ -122,11 +122,11 @@ class KernelAttention:
         norms: Norms,
         scoring: Scoring,
     ) -> mx.array:
-        """Make heads, store, attend: in one launch where each row has one token."""
+        """Make heads, store, attend; in one launch if every row is a decode row."""
         if self._batch.num_decode_rows < len(self._batch.segments):
             q = self._store(owner, projected, shape, turns, norms)
             return self._attend(owner, q, scoring)
-        out, token = decode_projected(
+        out, fence = decode_projected(
             projected,
             self._groups[owner.group].layer(owner.ordinal),
             self._slots(owner),
@@ -138,18 +138,18 @@ class KernelAttention:
             window=self._windows[owner.group],
         )
         if shape.kv_heads:
-            self._written(owner, token)
+            self._written(owner, fence)
         return out
 
     def _slots(self, owner: Owned) -> Slots:
         table = self._tables[owner.group]
         return Slots(table, self._rows.of_tokens, self._batch.positions)
 
-    def _written(self, owner: Owned, token: mx.array) -> None:
-        """Take the token of what was written."""
+    def _written(self, owner: Owned, fence: mx.array) -> None:
+        """Set the group's write fence to the fence that a write returned."""
         group = self._groups[owner.group]
-        self.in_place = self.in_place and token is not group.token
-        group.token = token
+        self.in_place = self.in_place and fence is not group.fence
+        group.fence = fence
 
     def _store(
         self,
@@ -159,14 +159,14 @@ class KernelAttention:
         turns: Turns | None,
         norms: Norms,
     ) -> mx.array:
-        """Make heads, write those of keys and values, and return the queries."""
+        """Make heads, write keys and values to pages, and return the queries."""
         if not shape.kv_heads:
             return prepare_heads(projected, None, None, turns, shape=shape, norms=norms)[0]
         pages = self._groups[owner.group].layer(owner.ordinal)
         slots = self._slots(owner)
-        q, token = prepare_heads(projected, pages, slots, turns, shape=shape, norms=norms)
-        assert token is not None
-        self._written(owner, token)
+        q, fence = prepare_heads(projected, pages, slots, turns, shape=shape, norms=norms)
+        assert fence is not None
+        self._written(owner, fence)
         return q
 
     def _attend(self, owner: Owned, q: mx.array, scoring: Scoring) -> mx.array:

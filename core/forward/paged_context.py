@@ -17,7 +17,7 @@ from .scan import scan_rows
 
 
 class PagedAttention(Protocol):
-    """How a step's keys are stored and attended to."""
+    """Attention of one step over pages."""
 
     @property
     def in_place(self) -> bool:
@@ -32,7 +32,7 @@ class PagedAttention(Protocol):
         v: mx.array | None,
         scoring: Scoring,
     ) -> mx.array:
-        """Store keys and values with their owner, attend; see `ForwardContext.attend`."""
+        """Store keys and values in the owner's pages, then attend."""
         ...
 
     def attend_projected(
@@ -42,24 +42,24 @@ class PagedAttention(Protocol):
         rotation: Rotation,
         scoring: Scoring,
     ) -> mx.array:
-        """Make heads, store, attend; see `ForwardContext.attend_projected`."""
+        """Make heads, store keys and values, then attend."""
         ...
 
 
 class ScanRows(Protocol):
-    """The rows of one call of a scan, `N` of them."""
+    """The recurrent states of the `N` rows of one scan call."""
 
     def read(self, layer: int, spec: RecurrentState, compute_dtype: mx.Dtype) -> State:
         """Return the rows' states `[N, *shape]` before the step."""
         ...
 
     def write(self, layer: int, states: Sequence[State]) -> None:
-        """Keep the rows' states after each token, or after the last one alone."""
+        """Keep the rows' states: after each token, or after the last token only."""
         ...
 
 
 class PagedContext:
-    """One step's view of the pools and states. Lives for one step."""
+    """The forward context of one step over block-paged pools and states."""
 
     def __init__(
         self,
@@ -73,9 +73,9 @@ class PagedContext:
         Args:
             layout: The model's cache layout.
             batch: The step's tokens.
-            attention: Over the step's pages.
-            states: The rows of a step's scans, one call a wave, then one a slice; none if no
-                layer keeps a state.
+            attention: Attention over the step's pages.
+            states: The states of each scan call: one call per wave, then one per slice. Empty
+                without recurrent layers.
         """
         self._routes = StepRoutes(layout)
         self._batch = batch

@@ -1,4 +1,4 @@
-"""What a step over block-paged pools begins with."""
+"""The pools, tables and states of a step over block-paged pools."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class PagedStep:
 
     Attributes:
         layout: The model's cache layout.
-        pools: One pool a group.
-        tables: One table mirror a group, up to date for every row of the step.
+        pools: One pool per group.
+        tables: One device table per group, up to date for every row of the step.
         block_size: Tokens of a block.
-        rows: Row of the table mirrors that each segment's sequence has.
-        states: What `StateStore.begin` returned for the step; empty if no layer keeps a state.
+        rows: Table row of each segment's sequence.
+        states: The result of `StateStore.begin`; empty without recurrent layers.
     """
 
     layout: CacheLayout
@@ -38,7 +38,7 @@ class PagedStep:
     states: Sequence[StateRows] = ()
 
     def context(self, batch: StepBatch) -> PagedContext:
-        """Return the step's context: over kernels, or over MLX operations."""
+        """Return the step's context. Without kernels, MLX operations compute attention."""
         if launch.backend() is None:
             attention = GatheredAttention(
                 self.layout, self.pools, self.tables, batch, self.rows, self.block_size

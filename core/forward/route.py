@@ -1,7 +1,7 @@
-"""Which storage a layer's call means, and whether the call fits what the layout declares.
+"""Routes of layer calls: the storage of each call, and checks against the layout.
 
-A call for another layer, or with heads of another shape, would write over keys that are
-wanted still, or end as an index or broadcast error far from its cause.
+An unchecked call with a wrong layer or wrong head shapes would overwrite live keys, or raise
+an index or broadcast error far from its cause.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from ..errors import CacheMisuseError
 
 
 class HeadsGiven(NamedTuple):
-    """Shapes of what a layer brings to a call of `attend`.
+    """Shapes of the heads in a call of `attend`.
 
     Attributes:
         num_heads: Query heads.
-        head_dim: Elements of a query.
-        keys: Heads and elements of a key, None without keys.
-        values: Heads and elements of a value, None without values.
+        head_dim: Elements of a query head.
+        keys: Key heads, and elements of each; None without keys.
+        values: Value heads, and elements of each; None without values.
     """
 
     num_heads: int
@@ -32,13 +32,13 @@ class HeadsGiven(NamedTuple):
 
     @classmethod
     def of(cls, q: mx.array, k: mx.array | None, v: mx.array | None) -> HeadsGiven:
-        """Return those of queries, keys and values `[T, H, D]`."""
+        """Return the shapes of queries, keys and values `[T, H, D]`."""
         _, num_heads, head_dim = q.shape
         return cls(num_heads, head_dim, _heads(k), _heads(v))
 
     @classmethod
     def projected(cls, projected: Projected) -> HeadsGiven:
-        """Return those of projections."""
+        """Return the shapes of the heads in projections."""
         shape = projected.shape
         heads, dim = shape.kv_heads, shape.head_dim
         if not heads:
@@ -46,7 +46,7 @@ class HeadsGiven(NamedTuple):
         return cls(shape.num_heads, dim, (heads, dim), (heads, shape.value_dim))
 
     def fits(self, spec: AttentionSpec) -> bool:
-        """Return whether these are heads of layers that are declared as `spec`."""
+        """Return whether the shapes match a layer's specification."""
         num_heads, head_dim, keys, values = self
         kv_heads = spec.kv_heads
         return (
@@ -65,7 +65,7 @@ class HeadsGiven(NamedTuple):
 
 
 Heads: TypeAlias = tuple[int, ...]
-"""Heads, and elements of each."""
+"""Number of heads, and elements of a head."""
 
 
 def _heads(x: mx.array | None) -> Heads | None:
@@ -80,7 +80,7 @@ def _declared(spec: AttentionSpec) -> str:
 
 
 class StepRoutes:
-    """The routes of one step: each layer is called at most once, in layer order."""
+    """The routes of one step. Each layer is called at most once, in layer order."""
 
     def __init__(self, layout: CacheLayout) -> None:
         self._layout = layout
@@ -88,14 +88,14 @@ class StepRoutes:
         self._last = -1
 
     def attend(self, layer: int, given: HeadsGiven) -> Owned:
-        """Return where `layer` keeps its keys and values, if what it brings fits its route.
+        """Return the owner of a layer's keys and values.
 
-        An alias that brought keys of its own would overwrite its anchor's, unseen.
+        Keys of an alias are refused, since they would overwrite the keys of its anchor.
 
         Raises:
-            CacheMisuseError: There is no such layer, or it was called before, or keeps no
-                keys; heads are not of the declared shape; an owner without keys and values,
-                or an alias with some.
+            CacheMisuseError: The layer does not exist, was called before, or has no
+                attention; heads have undeclared shapes; an owner gives no keys and values,
+                or an alias gives some.
         """
         self._check_turn("attend in", layer)
         try:
@@ -116,10 +116,11 @@ class StepRoutes:
         return owner
 
     def scan(self, layer: int) -> RecurrentState:
-        """Return the state that `layer` keeps.
+        """Return the specification of a layer's recurrent state.
 
         Raises:
-            CacheMisuseError: There is no such layer, or it was called before, or keeps none.
+            CacheMisuseError: The layer does not exist, was called before, or is not
+                recurrent.
         """
         self._check_turn("scan", layer)
         try:

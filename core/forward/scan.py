@@ -1,4 +1,4 @@
-"""One call of a family's recurrence."""
+"""One call of a family's recurrence (a scan)."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ def scan_rows(
 ) -> tuple[mx.array, list[State]]:
     """Run `step` over the tokens of one call.
 
-    Where the state after each token is wanted, the tokens are computed one by one, with the
-    same operations as in decode steps, so that verified tokens equal decoded ones.
+    If `call.each` is set, tokens are computed one by one with the operations of decode steps,
+    so that verified tokens equal decoded tokens.
 
     Args:
-        layer: Index of the layer, for the error.
+        layer: Index of the layer, for errors.
         inputs: Arrays `[T, …]` of the whole step.
-        call: Which of the tokens; row by row they are `N * L`.
-        state: State before them.
+        call: The call, with `N` rows of `L` tokens.
+        state: The rows' state before the step.
         step: The recurrence.
 
     Returns:
-        The output `[N * L, …]`, and the states: after each token, or after the last one.
+        The output `[N * L, …]`, and the states: after each token, or after the last token.
 
     Raises:
-        CacheMisuseError: The state after is not of the shapes and dtypes of the one before.
+        CacheMisuseError: The recurrence changed shapes or dtypes of the state.
     """
     n, length = call.num_rows, call.length
     part = slice(call.start, call.start + n * length)

@@ -1,4 +1,4 @@
-"""From the rows of a step to the arrays of a `StepBatch`."""
+"""Builds the arrays of a `StepBatch` from the rows of a step."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ class RowInput:
     """One sequence's part of a step.
 
     Attributes:
-        position: Absolute position of its first token.
-        ids: Its token ids, but for a first one that is still on the device.
-        source: Index of that token among the previous step's sampled tokens; None if `ids`
-            has all tokens.
-        num_logits: How many of its last tokens want logits.
-        num_hidden: How many of its last tokens want hidden states.
+        position: Absolute position of the first token.
+        ids: The row's token ids, without a first token that is still on the device.
+        source: Index of the first token among the previous step's sampled tokens; None if
+            `ids` has all tokens.
+        num_logits: Number of last tokens that want logits.
+        num_hidden: Number of last tokens that want hidden states.
     """
 
     position: int
@@ -31,7 +31,7 @@ class RowInput:
 
     @property
     def length(self) -> int:
-        """Tokens."""
+        """Tokens of the row."""
         return len(self.ids) + (self.source is not None)
 
 
@@ -87,11 +87,11 @@ def build_step_batch(
     """Return the batch of a step.
 
     Args:
-        rows: The rows wave by wave, those with a token on the device first; then slices.
+        rows: The rows of each wave, then slices. Rows with a token on the device come first.
         sampled: The previous step's sampled tokens `[R]`, evaluated or not.
-        waves: The waves, which cover the leading rows; None makes one of the leading rows
-            with one token.
-        taps: Places whose hidden states are wanted.
+        waves: The waves of the leading rows; None makes one wave of the leading rows with one
+            token.
+        taps: Places in the model whose hidden states are wanted.
     """
     waves = _decode_wave(rows) if waves is None else waves
     segments = _segments(rows)

@@ -1,4 +1,4 @@
-"""Whether there are blocks for one more sequence, in every group."""
+"""The admission rule: whether every group has blocks for one more sequence."""
 
 from __future__ import annotations
 
@@ -12,7 +12,12 @@ from .prefix import PrefixHit
 def num_lacking(
     group: BlockGroup, wanted: Iterable[tuple[cache_sequence.Sequence, int]]
 ) -> int:
-    """Return the blocks of a group that sequences lack for so many tokens each."""
+    """Return how many blocks of a group the sequences lack.
+
+    Args:
+        group: The group.
+        wanted: Sequences, each with the tokens that the sequence must have room for.
+    """
     return sum(
         max(0, group.num_resident(num_tokens) - sequence.tables[group.index].num_held)
         for sequence, num_tokens in wanted
@@ -30,10 +35,10 @@ def admits(
 
     Args:
         groups: All groups.
-        hit: What the sequence would begin with.
-        num_tokens: Tokens that it must have room for, the hit included.
-        wanted: Others that come first, and the tokens that each must have room for.
-        watermark: Share of all blocks that is to stay available.
+        hit: The prefix hit of the sequence.
+        num_tokens: Tokens that the sequence must have room for, the hit included.
+        wanted: Sequences that come first, each with the tokens that it must have room for.
+        watermark: Fraction of all blocks that must stay available.
     """
     return all(
         group.num_missing(blocks, num_tokens) + num_lacking(group, wanted)

@@ -1,4 +1,4 @@
-"""A block's record, and the queue that blocks wait in."""
+"""The record of a block, and queues of blocks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .block_identity import BlockIdentity
 
 
 class Block:
-    """One block of one group: who counts on it, and what it is published as.
+    """One block of one group: its references and its published hash.
 
     A block is in exactly one of four states:
 
@@ -26,10 +26,11 @@ class Block:
     Attributes:
         id: Index in the group's pool.
         ref_count: Sequences whose table names the block; the prefix table takes no reference.
-        passed: A window has moved past it since it was last taken.
-        queue: The queue it waits in. Only `BlockQueue` writes this and the two links.
-        prev: Its neighbour in the queue; itself outside of one.
-        next: The same, on the other side.
+        passed: Whether a window has moved past the block since its last allocation or share.
+        queue: The queue that contains the block. Only `BlockQueue` writes `queue`, `prev` and
+            `next`.
+        prev: The previous block in the queue; the block itself outside a queue.
+        next: The next block in the queue; the block itself outside a queue.
     """
 
     __slots__ = ("_hash", "_identity", "id", "next", "passed", "prev", "queue", "ref_count")
@@ -51,43 +52,43 @@ class Block:
 
     @property
     def hash(self) -> BlockHash | None:
-        """What the prefix table calls it; None while it is unpublished."""
+        """The block's key in the prefix table; None while the block is unpublished."""
         return self._hash
 
     @property
     def identity(self) -> BlockIdentity | None:
-        """What its hash stands for."""
+        """The identity behind the hash; None while the block is unpublished."""
         return self._identity
 
     def mark_published(self, block_hash: BlockHash, identity: BlockIdentity) -> None:
         """Set hash and identity, once.
 
         Raises:
-            CacheMisuseError: They are set; `mark_unpublished` is the only way back.
+            CacheMisuseError: The block is published; only `mark_unpublished` clears the hash.
         """
         if self._hash is not None:
-            raise CacheMisuseError(f"publish block {self.id}", "it has a hash already")
+            raise CacheMisuseError(f"publish block {self.id}", "the block has a hash already")
         self._hash, self._identity = block_hash, identity
 
     def mark_unpublished(self) -> tuple[BlockHash, BlockIdentity]:
-        """Forget hash and identity, and return them.
+        """Clear hash and identity, and return the former values.
 
         Raises:
-            CacheMisuseError: They are not set.
+            CacheMisuseError: The block is not published.
         """
         block_hash, identity = self._hash, self._identity
         if block_hash is None or identity is None:
-            raise CacheMisuseError(f"unpublish block {self.id}", "it has no hash")
+            raise CacheMisuseError(f"unpublish block {self.id}", "the block has no hash")
         self._hash = self._identity = None
         return block_hash, identity
 
 
 class BlockQueue:
-    """Blocks in order, with removal from the middle in O(1).
+    """A doubly linked list of blocks, with removal from the middle in O(1).
 
-    A `deque` cannot remove from the middle, and a dict would allocate an entry a move; here
-    the links lie in the blocks themselves, so that a block waits in at most one queue. One
-    sentinel closes the ring, so that no operation has a branch for the ends.
+    The links are fields of the blocks. A move therefore allocates nothing, and a block is in
+    one queue at most. One sentinel closes the ring, so no operation needs a branch for the
+    ends.
     """
 
     __slots__ = ("_end", "_size")
@@ -108,15 +109,15 @@ class BlockQueue:
             block = block.next
 
     def append(self, block: Block) -> None:
-        """Put `block` behind the last one."""
+        """Add `block` after the last block."""
         self._link(block, self._end.prev, self._end)
 
     def append_left(self, block: Block) -> None:
-        """Put `block` before the first one."""
+        """Add `block` before the first block."""
         self._link(block, self._end, self._end.next)
 
     def pop_left(self) -> Block:
-        """Take the first block out and return it.
+        """Remove and return the first block.
 
         Raises:
             CacheMisuseError: The queue is empty.
@@ -128,13 +129,13 @@ class BlockQueue:
         return block
 
     def remove(self, block: Block) -> None:
-        """Take `block` out, wherever it stands.
+        """Remove `block` from any place in the queue.
 
         Raises:
-            CacheMisuseError: It is not in this queue.
+            CacheMisuseError: The block is not in this queue.
         """
         if block.queue is not self:
-            raise CacheMisuseError(f"unlink block {block.id}", "it is not in this queue")
+            raise CacheMisuseError(f"unlink block {block.id}", "the block is not in this queue")
         block.prev.next, block.next.prev = block.next, block.prev
         block.prev = block.next = block
         block.queue = None
@@ -142,7 +143,7 @@ class BlockQueue:
 
     def _link(self, block: Block, before: Block, after: Block) -> None:
         if block.queue is not None:
-            raise CacheMisuseError(f"queue block {block.id}", "it is in a queue already")
+            raise CacheMisuseError(f"queue block {block.id}", "the block is in a queue already")
         block.prev, block.next = before, after
         before.next = after.prev = block
         block.queue = self

@@ -1,4 +1,4 @@
-"""Who owns which block of one group: references, the prefix table, eviction."""
+"""The block allocator of one group: references, prefix table, eviction."""
 
 from __future__ import annotations
 
@@ -14,22 +14,24 @@ from .block_identity import BlockIdentity
 class BlockAllocator:
     """The blocks of one group. All operations are O(1) a block, amortised.
 
-    A block that loses its last reference goes to the free queue when it is unpublished;
-    a published one stays in the prefix table and is evicted when free blocks run out:
+    An unpublished block that loses its last reference becomes free. A published block that
+    loses its last reference stays in the prefix table until free blocks run out. Blocks are
+    then evicted in this order:
 
-    1. A block that a window has moved past goes before all others, unless it is pinned: one
-       pinned at least once belongs to a boundary that is worth keeping.
-    2. The least recently released block goes first; `free` releases tails before heads.
-    3. A block with published children is passed over as long as there is another, since
-       without it they could not be found (KV-4).
+    1. Unpinned blocks that a window has moved past go first. A pin marks a block of a
+       boundary that is worth keeping.
+    2. The least recently released block goes next. `free` releases tails before heads.
+    3. A block with published children is skipped while another block can be evicted:
+       children cannot be found without their parent (KV-4).
 
-    For rule 3 such a block is set aside when it comes to the front of `_evictable`. By then
-    it is older than all that wait there, so once its last child is gone the front is its
-    right place again. It is set aside once per child at most, hence the amortised O(1).
+    For rule 3, a parent at the front of `_evictable` moves to `_set_aside`. The parent is then
+    older than every block in `_evictable`, so the parent returns to the front when its last
+    child is unpublished. A parent is set aside at most once per child, hence the amortised
+    O(1).
 
     Attributes:
         block_size: Tokens of a block.
-        max_num_blocks: What `grow_by` may reach.
+        max_num_blocks: The most blocks that `grow_by` may reach.
         evictions: Blocks evicted so far.
     """
 
@@ -48,16 +50,16 @@ class BlockAllocator:
             )
         self._blocks = [Block(BlockId(i)) for i in range(num_blocks)]
         self._free = BlockQueue(self._blocks[1:])
-        self._expired = BlockQueue()  # cached, behind a window, in the order of their expiry
-        self._evictable = BlockQueue()  # cached, least recently released first
-        self._set_aside = BlockQueue()  # cached, reached the front while they had children
+        self._expired = BlockQueue()  # cached, unpinned, passed by a window, oldest first
+        self._evictable = BlockQueue()  # other cached blocks, least recently released first
+        self._set_aside = BlockQueue()  # cached parents, skipped by eviction
         self._table: dict[BlockHash, Block] = {}
         self._num_children: dict[BlockHash, int] = {}  # parent's hash -> its published children
         self._pins: Counter[BlockHash] = Counter()
 
     @property
     def null(self) -> Block:
-        """The block that stands in a table for one that is not held any more."""
+        """The placeholder in block tables for blocks that the sequence no longer holds."""
         return self._blocks[NULL_BLOCK]
 
     @property
@@ -67,17 +69,17 @@ class BlockAllocator:
 
     @property
     def num_free(self) -> int:
-        """Blocks that hold nothing."""
+        """Blocks without references and without published content."""
         return len(self._free)
 
     @property
     def num_evictable(self) -> int:
-        """Blocks that only the prefix table knows."""
+        """Published blocks without references."""
         return len(self._expired) + len(self._evictable) + len(self._set_aside)
 
     @property
     def num_available(self) -> int:
-        """Blocks that `allocate` could hand out."""
+        """Blocks that `allocate` can hand out: free and evictable ones."""
         return self.num_free + self.num_evictable
 
     @property
@@ -91,12 +93,12 @@ class BlockAllocator:
         return len(self._table)
 
     def allocate(self, num_blocks: int) -> list[Block]:
-        """Hand out blocks with one reference each: free ones first, then evicted ones.
+        """Hand out blocks with one reference each: free blocks first, then evicted blocks.
 
-        Their content is whatever was there before.
+        The pages keep their old content.
 
         Raises:
-            CacheExhaustedError: There are fewer; nothing was changed.
+            CacheExhaustedError: Fewer blocks are available; nothing was changed.
         """
         if num_blocks > self.num_available:
             raise CacheExhaustedError(num_blocks, self.num_available)
@@ -108,28 +110,27 @@ class BlockAllocator:
         return blocks
 
     def share(self, blocks: Sequence[Block]) -> None:
-        """Take one more reference to each block; a cached one can't be evicted any more.
+        """Add one reference to each block. Cached blocks leave their eviction queue.
 
         Raises:
-            CacheMisuseError: One of them is free or null; nothing was changed.
+            CacheMisuseError: A block is free or null; nothing was changed.
         """
         for block in blocks:
             if block.ref_count == 0 and block.hash is None:
-                raise CacheMisuseError(f"share block {block.id}", "it is free")
+                raise CacheMisuseError(f"share block {block.id}", "the block is free")
         for block in blocks:
             if block.queue is not None:
                 block.queue.remove(block)
             block.ref_count, block.passed = block.ref_count + 1, False
 
     def free(self, blocks: Sequence[Block]) -> None:
-        """Give one reference to each block back, the last block first.
+        """Drop one reference to each block, the last block first.
 
         Args:
             blocks: In logical order, so that a chain's tail is evicted before its head.
 
         Raises:
-            CacheMisuseError: Nobody holds one of them, or it is named twice; nothing was
-                changed.
+            CacheMisuseError: A block has no reference, or is named twice; nothing was changed.
         """
         self._check_held(blocks)
         for block in reversed(blocks):
@@ -138,7 +139,7 @@ class BlockAllocator:
                 (self._free if block.hash is None else self._evictable).append(block)
 
     def expire(self, blocks: Sequence[Block]) -> None:
-        """Give one reference to each block back: a window has moved past it.
+        """Drop one reference to each block because a window has moved past the block.
 
         Args:
             blocks: In logical order.
@@ -157,18 +158,18 @@ class BlockAllocator:
 
     def _check_held(self, blocks: Sequence[Block]) -> None:
         if len(set(blocks)) != len(blocks):
-            raise CacheMisuseError("free blocks", "one of them is named twice")
+            raise CacheMisuseError("free blocks", "a block is named twice")
         for block in blocks:
             if block.ref_count == 0:
-                raise CacheMisuseError(f"free block {block.id}", "nobody holds it")
+                raise CacheMisuseError(f"free block {block.id}", "the block has no reference")
 
     def pin(self, hashes: Sequence[BlockHash]) -> None:
-        """Have blocks evicted like others, not first, once a window has moved past them."""
+        """Add one pin to each block. A passed block with a pin is not evicted first."""
         self._pins.update(hashes)
         self.rescue(hashes)
 
     def unpin(self, hashes: Sequence[BlockHash]) -> None:
-        """Take one pin of each block back; what a window has moved past goes first again."""
+        """Remove one pin of each block. A passed block without pins is evicted first again."""
         self._pins.subtract(hashes)
         for block_hash in hashes:
             if self._pins[block_hash] > 0:
@@ -180,9 +181,10 @@ class BlockAllocator:
                 self._expired.append(block)
 
     def rescue(self, hashes: Sequence[BlockHash]) -> None:
-        """Have blocks that a window has moved past evicted like others, not first.
+        """Move passed blocks back into the normal eviction order.
 
-        Those that a pin holds only as long as it does.
+        The move lasts until the block's last pin is removed. Without a pin, the move lasts
+        until a window passes the block again.
         """
         for block_hash in hashes:
             block = self._table.get(block_hash)
@@ -194,20 +196,20 @@ class BlockAllocator:
     def publish(self, block: Block, identity: BlockIdentity, block_hash: BlockHash) -> bool:
         """Enter a full block into the prefix table.
 
-        A block published under another hash before loses that entry.
+        A block that was published under another hash loses the old entry.
 
         Returns:
             False, and nothing was changed, if another block owns the hash.
 
         Raises:
-            CacheMisuseError: Nobody holds the block, or it is not full.
+            CacheMisuseError: The block has no reference, or is not full.
         """
         if block.ref_count == 0:
-            raise CacheMisuseError(f"publish block {block.id}", "nobody holds it")
+            raise CacheMisuseError(f"publish block {block.id}", "the block has no reference")
         if len(identity.tokens) != self.block_size:
             raise CacheMisuseError(
                 f"publish block {block.id}",
-                f"it has {len(identity.tokens)} tokens, a full one has {self.block_size}",
+                f"the block has {len(identity.tokens)} tokens, a full one {self.block_size}",
             )
         owner = self._table.get(block_hash)
         if owner is not None:
@@ -221,15 +223,15 @@ class BlockAllocator:
         return True
 
     def lookup(self, block_hash: BlockHash, identity: BlockIdentity) -> Block | None:
-        """Return the block published under `block_hash`, if it is really `identity`.
+        """Return the block published under `block_hash` if its identity equals `identity`.
 
-        Changes nothing and takes no reference: `share` does.
+        No reference is taken; `share` takes references.
         """
         block = self._table.get(block_hash)
         return block if block is not None and block.identity == identity else None
 
     def purge(self) -> None:
-        """Unpublish everything: cached blocks become free, live ones stay live."""
+        """Unpublish every block: cached blocks become free, live blocks stay live."""
         for block in list(self._table.values()):
             self._unpublish(block)
             if block.queue is not None:
@@ -237,10 +239,10 @@ class BlockAllocator:
                 self._free.append(block)
 
     def grow_by(self, num_blocks: int) -> None:
-        """Append free blocks; the physical pool must have them already.
+        """Append free blocks. The pool on the device must have grown before.
 
         Raises:
-            CacheMisuseError: There would be more than `max_num_blocks`.
+            CacheMisuseError: The size would exceed `max_num_blocks`.
         """
         size = self.num_blocks + num_blocks
         if num_blocks < 0 or size > self.max_num_blocks:
@@ -254,10 +256,7 @@ class BlockAllocator:
             self._free.append(block)
 
     def _evict(self) -> Block:
-        """Unpublish and return an expired block, or else the oldest cached leaf.
-
-        An ancestor, if there is no leaf.
-        """
+        """Unpublish and return a block: expired first, then the oldest leaf, then a parent."""
         self.evictions += 1
         if self._expired:
             block = self._expired.pop_left()
@@ -287,10 +286,10 @@ class BlockAllocator:
                 self._evictable.append_left(parent)
 
     def check(self) -> None:
-        """Verify every equation that must hold; O(blocks).
+        """Verify all invariants; O(blocks).
 
         Raises:
-            AssertionError: One is broken; a fault of this module.
+            AssertionError: An invariant is broken, by a fault of this module.
         """
         queues = (self._free, self._expired, self._evictable, self._set_aside)
         for queue in queues:
@@ -315,6 +314,7 @@ class BlockAllocator:
         parents = (b.identity.parent for b in self._blocks if b.identity and b.identity.index)
         assert Counter(parents) == self._num_children, "children are counted"
         stranded = [b for b in self._set_aside if b.hash not in self._num_children]
-        assert not stranded, "whoever is set aside has children"
-        assert all(count > 0 for count in self._pins.values()), "a pin is there or is not"
-        assert not any(b.hash in self._pins for b in self._expired), "a pinned block stays"
+        assert not stranded, "a block that is set aside has children"
+        assert all(count > 0 for count in self._pins.values()), "a pin count of 0 is deleted"
+        pinned_first = any(b.hash in self._pins for b in self._expired)
+        assert not pinned_first, "a pinned block is not evicted first"

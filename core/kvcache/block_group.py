@@ -17,7 +17,7 @@ from .resident import Resident
 from .stats import GroupStats, group_kind
 
 GrowPool: TypeAlias = Callable[[int, int], None]
-"""`(group, num_blocks)`: enlarge a physical pool, or raise `MemoryBudgetError` and leave it."""
+"""`(group, num_blocks)`: enlarge a pool, or raise `MemoryBudgetError` and change nothing."""
 
 
 def grown_size(current: int, needed: int, maximum: int) -> int:
@@ -36,10 +36,10 @@ class BlockGroup:
 
     Attributes:
         index: The group's index in the layout.
-        allocator: Its blocks.
-        spec: What its layers keep; None for a layout of recurrent layers alone.
-        growths: Times that the pool grew.
-        growth_refusals: Times that memory did not allow it.
+        allocator: The allocator of the group's blocks.
+        spec: The specification of the group's layers; None if all layers are recurrent.
+        growths: How often the pool grew.
+        growth_refusals: How often the memory budget refused growth.
     """
 
     def __init__(
@@ -50,15 +50,15 @@ class BlockGroup:
         spec: AttentionSpec | None = None,
         resident: Resident | None = None,
     ) -> None:
-        """Make a manager.
+        """Make a group.
 
         Args:
             index: The group's index in the layout.
-            allocator: Its blocks.
-            grow: Enlarges its pool; None for a pool of fixed size.
-            spec: What its layers keep.
-            resident: Blocks that its window and the tokens in flight take; None where every
-                block stays.
+            allocator: The allocator of the group's blocks.
+            grow: Enlarges the group's pool; None for a pool of fixed size.
+            spec: The specification of the group's layers.
+            resident: Bounds on the blocks of a sequence for a window and the tokens in flight;
+                None if a sequence keeps every block.
         """
         self.index = index
         self.allocator = allocator
@@ -72,7 +72,7 @@ class BlockGroup:
 
     @property
     def num_growable(self) -> int:
-        """Blocks that growth could add; none between a refusal and `forget_refusal`."""
+        """Blocks that growth can add; 0 between a refusal and `forget_refusal`."""
         if self._grow_pool is None or self._last_refused:
             return 0
         return self.allocator.max_num_blocks - self.allocator.num_blocks
@@ -84,25 +84,25 @@ class BlockGroup:
 
     @property
     def max_usable_blocks(self) -> int:
-        """Blocks that sequences may ever hold, growth included."""
+        """Blocks that sequences can hold at most, growth included."""
         allocator = self.allocator
         size = allocator.num_blocks if self._grow_pool is None else allocator.max_num_blocks
         return size - 1
 
     @property
     def visible_tokens(self) -> int | None:
-        """Positions that its layers see; None for all of them."""
+        """Positions that the group's layers see; None for all positions."""
         return None if self.spec is None else self.spec.visible_tokens
 
     @property
     def max_tokens(self) -> int | None:
-        """The longest sequence that its pool holds; None if there is no bound."""
+        """Length in tokens of the longest sequence that the pool holds; None: no bound."""
         if self._resident is not None and self.max_usable_blocks >= self._resident.least:
             return None
         return self.max_usable_blocks * self.allocator.block_size
 
     def num_resident(self, num_tokens: int) -> int:
-        """Return how many blocks a sequence of `num_tokens` may hold at most."""
+        """Return how many blocks a sequence of `num_tokens` holds at most."""
         num_blocks = blocks_for(num_tokens, self.allocator.block_size)
         if self._resident is None:
             return num_blocks
@@ -113,44 +113,43 @@ class BlockGroup:
         return [block for block in blocks if block is not self.allocator.null]
 
     def num_missing(self, hit: Sequence[Block], num_tokens: int) -> int:
-        """Return the blocks that a sequence of `num_tokens` needs beside those of its hit."""
+        """Return how many blocks a sequence of `num_tokens` needs beside its hit's blocks."""
         return max(0, self.num_resident(num_tokens) - len(self.real_blocks(hit)))
 
     def available_beside(self, hit: Sequence[Block]) -> int:
-        """Return what `num_available` will be once a hit is attached.
+        """Return the value of `num_available` after a hit is attached.
 
-        The hit's own cached blocks are evictable until then, but nobody can have them twice.
+        Cached blocks of the hit count as evictable until the hit is attached.
         """
         cached = sum(block.ref_count == 0 for block in self.real_blocks(hit))
         return self.num_available - cached
 
     def first_needed(self, num_tokens: int) -> int:
-        """Return the index of the first block that a token at `num_tokens` sees."""
+        """Return the index of the first block that a token at position `num_tokens` sees."""
         if self.spec is None:
             return 0
         return self.spec.first_visible(num_tokens) // self.allocator.block_size
 
     def share(self, table: BlockTable, num_blocks: int, blocks: Sequence[Block]) -> None:
-        """Begin an empty table with the last blocks of a prefix of `num_blocks` blocks.
+        """Fill an empty table with a prefix of `num_blocks` blocks, the last ones shared.
 
         Args:
             table: The table of a new sequence.
             num_blocks: Blocks of the prefix; the entries before `blocks` become null.
-            blocks: Published blocks, which are shared from now on.
+            blocks: The last blocks of the prefix, all published.
         """
         self.allocator.share(blocks)
         table.extend_null(num_blocks - len(blocks))
         table.extend(blocks)
 
     def make_room(self, num_blocks: int) -> None:
-        """See to it that `allocator.allocate(num_blocks)` succeeds.
+        """Make sure that `allocator.allocate(num_blocks)` succeeds.
 
-        What free and evictable blocks can't serve makes the pool grow, by so much that nothing
-        is evicted for it. One growth is enough: it adds all of `num_blocks` or reaches the
-        maximum.
+        The pool grows if free and evictable blocks are too few. A growth adds all of
+        `num_blocks` or reaches the maximum, so one growth is enough.
 
         Raises:
-            CacheExhaustedError: There are still too few blocks; no reference was changed.
+            CacheExhaustedError: Too few blocks after growth; no reference was changed.
         """
         allocator = self.allocator
         if num_blocks > allocator.num_available:
@@ -174,23 +173,23 @@ class BlockGroup:
         self._log.info("kvcache.pool.grown", group=self.index, num_blocks=size)
 
     def forget_refusal(self) -> None:
-        """Count on growth again, after memory refused it."""
+        """Allow growth again after the memory budget refused it."""
         self._last_refused = False
 
     def _refuse(self, size: int, error: MemoryBudgetError) -> None:
         self.growth_refusals += 1
-        if not self._last_refused:  # a full cache asks again at every step
+        if not self._last_refused:  # a full cache asks at every step; one warning is enough
             self._log.warning(
                 "kvcache.growth.refused", group=self.index, num_blocks=size, reason=str(error)
             )
         self._last_refused = True
 
     def lookup(self, chain: PrefixChain, index: int) -> Block | None:
-        """Return the published block `index` of a chain, None if no block has its content."""
+        """Return the published block for block `index` of a chain; None if there is none."""
         return self.allocator.lookup(chain.hashes[index], chain.identities[index])
 
     def find_blocks(self, chain: PrefixChain, first: int, count: int) -> list[BlockId]:
-        """Return the ids of published blocks `[first, first + count)`, up to the first hole."""
+        """Return ids of the published blocks `[first, first + count)`, up to the first gap."""
         found: list[BlockId] = []
         for index in range(first, min(first + count, len(chain.hashes))):
             block = self.lookup(chain, index)
@@ -200,12 +199,11 @@ class BlockGroup:
         return found
 
     def publish(self, block: Block, chain: PrefixChain, index: int) -> bool:
-        """Publish block `index` of `chain`, held in `block`.
+        """Publish `block` as block `index` of `chain`.
 
         Returns:
-            Whether the prefix table now has the block's content, be it in another block (two
-            sequences computed the same), or the window has moved past it; False if another
-            content has its hash.
+            True if the prefix table has the content, in `block` or in another block, or if
+            `block` is the null block. False if the hash belongs to other content.
         """
         if block is self.allocator.null:
             return True
@@ -217,7 +215,7 @@ class BlockGroup:
         )
 
     def stats(self) -> GroupStats:
-        """Return the figures as they are now."""
+        """Return the present figures."""
         allocator = self.allocator
         return GroupStats(
             kind=group_kind(self.spec),

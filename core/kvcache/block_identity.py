@@ -1,4 +1,4 @@
-"""What a full block is: its tokens and all that came before them, as one hash."""
+"""Block hashes: a hash covers the tokens of a full block and of all blocks before it."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ ROOT_HASH = BlockHash(bytes(HASH_BYTES))
 def salt_domain(salt: str | None) -> SaltDomain:
     """Return the sharing domain of a caller's salt.
 
-    Every string is a salt of its own, also the empty one; only None is the shared domain.
+    Every string, the empty string included, has its own domain; None is the shared domain.
 
     Raises:
-        RequestError: The salt is no string.
+        RequestError: The salt is not a string.
         SaltTooLongError: The salt has more than 256 UTF-8 bytes.
     """
     if salt is None:
@@ -36,20 +36,20 @@ def salt_domain(salt: str | None) -> SaltDomain:
     if len(encoded) > MAX_SALT_BYTES:
         raise SaltTooLongError(len(encoded), MAX_SALT_BYTES)
     digest = hashlib.sha256(encoded).digest()
-    # a digest of zeros must not fall into the shared domain
+    # a digest of zeros must not become the shared domain
     return SaltDomain(int.from_bytes(digest[:8], "little") or 1)
 
 
 @attrs.frozen
 class BlockIdentity:
-    """The record behind a block's hash; records are compared, so that a collision is a miss.
+    """The input of a block's hash. Lookups compare identities, so a collision is a miss.
 
     Attributes:
-        parent: Hash of the block before it; `ROOT_HASH` for block 0.
-        tokens: Its token ids.
-        extra_keys: What else decides its content; empty for text.
+        parent: Hash of the previous block; `ROOT_HASH` for block 0.
+        tokens: Token ids of the block.
+        extra_keys: Identity of content beside tokens, such as images; empty for text.
         salt: Sharing domain of the chain.
-        index: Its place in the chain.
+        index: The block's index in the chain.
     """
 
     parent: BlockHash
@@ -62,8 +62,8 @@ class BlockIdentity:
 def block_hash(identity: BlockIdentity) -> BlockHash:
     """Return the 128-bit digest of a block.
 
-    The salt enters block 0 only: the parent carries it on to the rest of the chain. Counts
-    stand before what they count, so that no two identities give the same bytes.
+    The salt is hashed in block 0 only: parent hashes carry the salt to the rest of the chain.
+    The header holds the lengths of tokens and keys, so no two identities give the same bytes.
 
     Raises:
         ValueError: A token id does not fit 32 bits, or an extra key 64.
@@ -89,9 +89,9 @@ class PrefixChain:
     Attributes:
         block_size: Tokens of a block.
         salt: Sharing domain.
-        extra_keys: One tuple a block, from block 0 on; blocks behind the last have none.
-        identities: Of the blocks hashed so far, first block first.
-        hashes: The same blocks' hashes.
+        extra_keys: One tuple per block from block 0 on; blocks beyond the tuples have no keys.
+        identities: Identities of the blocks hashed so far, first block first.
+        hashes: Hashes of the same blocks.
     """
 
     __slots__ = ("block_size", "extra_keys", "hashes", "identities", "salt")
@@ -109,11 +109,11 @@ class PrefixChain:
         self.hashes: list[BlockHash] = []
 
     def extend(self, tokens: Sequence[int], num_blocks: int) -> None:
-        """Hash the blocks of `tokens` up to `num_blocks`; those known already are kept.
+        """Extend the chain to at least `num_blocks` blocks. Known hashes are kept.
 
         Args:
             tokens: The sequence's tokens from position 0 on; at least `num_blocks` full blocks.
-            num_blocks: Blocks that the chain shall have at least.
+            num_blocks: Least length of the chain in blocks.
         """
         for index in range(len(self.hashes), num_blocks):
             identity = self._identity(tokens, index)

@@ -1,4 +1,4 @@
-"""Where one sequence's tokens lie in one group."""
+"""The block table of one sequence in one group."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def blocks_for(num_tokens: int, block_size: int) -> int:
 class BlockTable:
     """One sequence's blocks in one group, in absolute logical order.
 
-    Position `p` lies in `blocks[p // S]` at offset `p % S`. Where a window has moved past a
-    block its entry is the null block, so that no index ever changes.
+    Position `p` is in `blocks[p // S]` at offset `p % S`. The null block replaces blocks that
+    a window has moved past, so indices never change.
 
     Attributes:
-        blocks: The blocks; the sequence holds one reference to each but the null block.
-        num_expired: Leading entries that are the null block.
-        num_synced: How many leading ids the device's mirror has been given.
+        blocks: The blocks; the sequence holds one reference to each one but the null block.
+        num_expired: Number of leading entries that are the null block.
+        num_synced: Number of leading ids that the device's copy has received.
     """
 
     __slots__ = ("_block_size", "_null", "_renamed", "blocks", "num_expired", "num_synced")
@@ -40,7 +40,7 @@ class BlockTable:
         """
         self._block_size = block_size
         self._null = null
-        self._renamed: list[tuple[int, BlockId]] = []  # behind the back of the mirror
+        self._renamed: list[tuple[int, BlockId]] = []  # not yet on the device
         self.blocks: list[Block] = []
         self.num_expired = 0
         self.num_synced = 0
@@ -63,17 +63,17 @@ class BlockTable:
         return max(0, blocks_for(num_tokens, self._block_size) - len(self.blocks))
 
     def extend(self, blocks: Sequence[Block]) -> None:
-        """Append blocks whose references the sequence holds from now on."""
+        """Append blocks; the sequence takes over one reference to each."""
         self.blocks.extend(blocks)
 
     def extend_null(self, num_blocks: int) -> None:
-        """Append null entries; nothing else may stand before them."""
+        """Append null entries to a table that holds no other block."""
         assert not self.num_held, "a table's null entries are its first ones"
         self.blocks.extend([self._null] * num_blocks)
         self.num_expired = len(self.blocks)
 
     def expire(self, end: int) -> list[Block]:
-        """Give up the blocks before index `end` and return them, with their references."""
+        """Replace the blocks before index `end` by null; return them with their references."""
         first, end = self.num_expired, min(end, len(self.blocks))
         if end <= first:
             return []
@@ -84,7 +84,7 @@ class BlockTable:
         return expired
 
     def take_changes(self) -> TableChanges:
-        """Return `(index, id)` of the entries that the device's mirror lacks; now it has."""
+        """Return the changes since the last call and count them as sent to the device."""
         start, end = self.num_synced, len(self.blocks)
         if start == end and not self._renamed:
             return ()
@@ -92,7 +92,7 @@ class BlockTable:
         return (*renamed, *((start + i, b.id) for i, b in enumerate(self.blocks[start:])))
 
     def take_all(self) -> list[Block]:
-        """Empty the table and return its blocks, with their references."""
+        """Empty the table and return its blocks with their references."""
         blocks, self.blocks = self.blocks[self.num_expired :], []
         self._renamed = []
         self.num_expired = self.num_synced = 0

@@ -1,4 +1,4 @@
-"""How much the groups of a cache hold, and whether one more sequence fits."""
+"""Capacity of all groups of a cache together."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from .prefix import PrefixHit
 from .sequence import Sequence
 
 UNBOUNDED_TOKENS = 2**31 - 1
-"""More than any context."""
+"""Bound of caches without a bound; longer than every context."""
 
 
 class Capacity:
-    """The figures of all groups together.
+    """Capacity figures of all groups together, and the admission rule.
 
     Attributes:
         groups: The attention groups, in the layout's order.
     """
 
     def __init__(self, groups: tuple[BlockGroup, ...], primary: int) -> None:
-        """Watch over groups.
+        """Make the figures of groups.
 
         Args:
-            groups: The groups.
-            primary: Index of the group whose blocks say how long a prefix is.
+            groups: The groups, in the layout's order.
+            primary: Index of the group that defines prefix lengths.
         """
         self.groups = groups
         self._primary = groups[primary]
@@ -33,30 +33,30 @@ class Capacity:
 
     @property
     def max_usable_blocks(self) -> int:
-        """Blocks that sequences may ever hold together, growth included.
+        """Blocks that all sequences together can hold at most, growth included.
 
-        Of each group that keeps every block, if there is one.
+        The minimum over the groups without a window; over all groups if all have windows.
         """
         return min(group.max_usable_blocks for group in self._counted)
 
     @property
     def max_tokens(self) -> int:
-        """The longest sequence that every group's pool holds, growth included."""
+        """Length in tokens of the longest sequence that fits every pool, growth included."""
         bounds = [group.max_tokens for group in self.groups]
         return min((b for b in bounds if b is not None), default=UNBOUNDED_TOKENS)
 
     @property
     def max_concurrent_sequences(self) -> int:
-        """Sequences that can hold a first block each in every group, growth included."""
+        """Sequences that can each hold one block in every group, growth included."""
         return min(group.max_usable_blocks for group in self.groups)
 
     @property
     def num_available(self) -> int:
-        """Blocks that each of these groups could hand out: free, evictable or growable."""
+        """Free, evictable or growable blocks: the minimum over the same groups."""
         return min(group.num_available for group in self._counted)
 
     def num_reserved(self, wanted: abc.Iterable[tuple[Sequence, int]]) -> int:
-        """Return the blocks of the primary group that sequences lack for so many tokens."""
+        """Return how many blocks of the primary group sequences lack; see `num_lacking`."""
         return num_lacking(self._primary, wanted)
 
     def admits(

@@ -1,4 +1,4 @@
-"""All cache groups as one transaction."""
+"""The coordinator: one transaction over all cache groups."""
 
 from __future__ import annotations
 
@@ -24,17 +24,18 @@ from .stats import CacheStats, PrefixCounts
 
 
 class Coordinator(Capacity):
-    """The cache as the scheduler sees it: sequences, each at one cursor in all groups.
+    """The scheduler's view of the cache. A sequence has one cursor for all groups.
 
-    A step is `reserve`, compute, `record` what was sampled, `commit`, `publish`; `rewind`
-    takes back what a step computed in vain. Each operation is a loop over the managers.
+    The operations of a step are `reserve`, `record` (sampled tokens), `commit`, `publish`.
+    `rewind` drops reserved positions that are not committed. Each operation is a loop over the
+    managers of the kinds. Owned by the engine thread.
 
     Attributes:
         groups: The attention groups, in the layout's order.
         block_size: Tokens of a block, the same in every group.
-        max_slice: Tokens of one sequence that a step computes, at most.
-        kinds: The managers by kind, for those who move their content to and from disk.
-        snapshots: Where prefills stop for snapshots of recurrent state.
+        max_slice: Most tokens of one sequence that a step computes.
+        kinds: The managers by kind, for captures and restores.
+        snapshots: The boundaries at which prefills stop for snapshots of recurrent state.
     """
 
     def __init__(
@@ -49,12 +50,12 @@ class Coordinator(Capacity):
 
         Args:
             layout: The model's cache layout.
-            allocators: One a group. A layout of recurrent layers alone has one allocator too,
-                with no pool behind it: its blocks count tokens and name prefixes.
-            grow: Enlarges a group's pool.
-            keeper: Where snapshots of recurrent states are kept; None means nowhere, so that
-                no prefix is ever found if there are such layers.
-            max_slice: Tokens of one sequence that a step computes, at most.
+            allocators: One per group. A layout of recurrent layers alone has one allocator
+                without a pool: its blocks count tokens and identify prefixes.
+            grow: Enlarges a group's pool; None for pools of fixed size.
+            keeper: Keeps snapshots of recurrent states. With None, a model with recurrent
+                layers finds no prefix.
+            max_slice: Most tokens of one sequence that a step computes.
         """
         super().__init__(make_groups(layout, allocators, grow, max_slice), layout.primary)
         self.block_size = self.groups[0].allocator.block_size
@@ -73,16 +74,16 @@ class Coordinator(Capacity):
 
     @property
     def num_publications(self) -> int:
-        """Rises whenever a prefix becomes longer for somebody, or stops being awaited."""
+        """Rises when blocks or snapshots are published, or when awaited ones are given up."""
         return self._num_publications + self.snapshots.num_publications
 
     def bind_states(self, live: LiveStates) -> None:
-        """Name the store of the recurrent states of live sequences."""
+        """Set the store of the recurrent states of live sequences."""
         if self.kinds.states is not None:
             self.kinds.states.live = live
 
     def is_live(self, sequence_id: SequenceId) -> bool:
-        """Return whether a sequence of that id is open."""
+        """Return whether a sequence with this id is open."""
         return sequence_id in self._sequences
 
     def open(
@@ -94,23 +95,23 @@ class Coordinator(Capacity):
         extra_keys: abc.Sequence[ExtraKeys] = (),
         owner: str = "",
     ) -> Sequence:
-        """Return a new sequence that holds nothing yet.
+        """Return a new sequence without blocks.
 
         Args:
-            sequence_id: Free again after `release`, e.g. for the rest of a preempted request.
+            sequence_id: An id that no open sequence has.
             tokens: The prompt, or all known tokens of a preempted request; ids of 32 bits.
             salt: Sharing domain.
-            extra_keys: Identity beside the tokens, such as pictures; one tuple a block.
+            extra_keys: Identity beside the tokens, such as images; one tuple per block.
             owner: The conversation of the request.
 
         Raises:
-            CacheMisuseError: The id is in use, or there is no token.
+            CacheMisuseError: The id is in use, or `tokens` is empty.
         """
         operation = f"open sequence {sequence_id}"
         if sequence_id in self._sequences:
-            raise CacheMisuseError(operation, "it is open already")
+            raise CacheMisuseError(operation, "the sequence is open already")
         if not tokens:
-            raise CacheMisuseError(operation, "it has no token, and needs one at least")
+            raise CacheMisuseError(operation, "a sequence needs at least one token")
         sequence = Sequence(
             id=sequence_id,
             tokens=list(tokens),
@@ -128,9 +129,9 @@ class Coordinator(Capacity):
     def match_prefix(self, sequence: Sequence) -> PrefixHit:
         """Return the longest prefix that every kind of group can continue from.
 
-        Changes nothing and takes no reference: the hit is valid until the next `reserve` or
-        `purge`. The last token is never part of a hit, since its logits are wanted. Keys and
-        values are of no use without the recurrent state or the window at just their end.
+        No reference is taken: the hit is valid until the next `reserve` or `purge`. A hit ends
+        before the last token, whose logits are wanted. A hit ends where every recurrent layer
+        has a snapshot and every window is held.
 
         Raises:
             CacheMisuseError: The sequence is attached or released.
@@ -143,18 +144,18 @@ class Coordinator(Capacity):
     def find_blocks(self, chain: PrefixChain, first: int, count: int) -> list[BlockId]:
         """Return the ids of published blocks `[first, first + count)` of a chain.
 
-        Of the primary group; up to the first block that is not held any more. Changes nothing.
+        The ids belong to the primary group and stop before the first unpublished block.
         """
         return self._primary.find_blocks(chain, first, count)
 
     def attach(self, sequence: Sequence, hit: PrefixHit) -> None:
-        """Take references to the hit's blocks and begin behind them.
+        """Take references to the hit's blocks and set the cursor to the end of the hit.
 
-        The rest of the prompt's full blocks becomes pending: peers see that it is on its way.
+        The other full blocks of the prompt become pending: other requests may wait for them.
 
         Raises:
-            CacheMisuseError: The sequence is not new, or the hit is another one's or out of
-                date; nothing was changed.
+            CacheMisuseError: The sequence is not new, or the hit is stale or belongs to
+                another sequence; nothing was changed.
         """
         sequence.expect(SequenceStatus.NEW, "attach")
         hashes, num_blocks = sequence.chain.hashes, hit.length // self.block_size
@@ -162,7 +163,8 @@ class Coordinator(Capacity):
             held = group.real_blocks(entries)
             if [b.hash for b in held] != hashes[len(entries) - len(held) : num_blocks]:
                 raise CacheMisuseError(
-                    f"attach sequence {sequence.id}", "the hit is not valid (any more)"
+                    f"attach sequence {sequence.id}",
+                    "the hit is stale or belongs to another sequence",
                 )
         sequence.start_at(hit.length)
         for manager, found in zip(self._managers, hit.found, strict=True):
@@ -176,11 +178,12 @@ class Coordinator(Capacity):
         """Back the next `n` positions with blocks in every group, and move the cursor.
 
         A group that is short of blocks grows, then evicts. All groups make room before any
-        hands out a block, so that the reservation holds in every group or changes none.
+        group hands out a block, so the reservation succeeds in all groups or in none.
 
         Raises:
-            CacheExhaustedError: A group has too few blocks. Pools may have grown, and blocks
-                that a window has moved past may be gone, nothing else.
+            CacheExhaustedError: A group has too few blocks. Pools may have grown, and the
+                sequence may have lost blocks that a window has moved past. Nothing else
+                was changed.
             CacheMisuseError: The sequence is not attached, or `n` is negative.
         """
         sequence.expect(SequenceStatus.ATTACHED, "reserve")
@@ -197,8 +200,8 @@ class Coordinator(Capacity):
     def reserve_restore(self, sequence: Sequence, n: int) -> None:
         """Back the next `n` positions with blocks that a restore will fill.
 
-        Groups with a window get blocks for the window at the end alone, and hold them apart
-        until `WindowManager.install` says where the window ends.
+        Groups with a window get blocks for the last window only. These blocks stay in
+        `Sequence.spare` until `WindowManager.install` sets the end of the window.
 
         Raises:
             CacheExhaustedError: As `reserve`.
@@ -217,17 +220,18 @@ class Coordinator(Capacity):
         sequence.record(tokens)
 
     def commit(self, sequence: Sequence, n: int) -> None:
-        """Move the frontier: `n` more positions are computed in every group."""
+        """Move the frontier by `n` positions that every group has computed."""
         sequence.commit(n)
 
     def rewind(self, sequence: Sequence, n: int) -> None:
-        """Move the cursor back by `n`, to the frontier at most; nothing is erased.
+        """Move the cursor back by `n`, to the frontier at most; pages are not erased.
 
-        Blocks and windows follow by the cursor, recurrent states by what the last step kept.
+        Blocks stay in their tables. A recurrent state returns to the state that the last step
+        kept for the new cursor.
 
         Raises:
-            CacheMisuseError: As `Sequence.rewind`, or a group no longer has what the earlier
-                position needs; nothing was changed.
+            CacheMisuseError: As `Sequence.rewind`, or a window at the new cursor is no longer
+                held; nothing was changed.
         """
         for manager in self._managers:
             manager.check_rewind(sequence, sequence.cursor - n)
@@ -236,16 +240,16 @@ class Coordinator(Capacity):
             manager.rewind(sequence)
 
     def publish(self, sequence: Sequence) -> int:
-        """Publish the full blocks below the frontier, chain head first, in all groups at once.
+        """Publish the full blocks below the frontier in all groups, in order.
 
-        Then blocks that a window has moved past are given back.
+        Then blocks that a window has moved past are released.
 
-        A block that a peer has published meanwhile counts as published; the table keeps its
-        own block, since no entry is ever exchanged. A block whose hash belongs to another
-        content ends the chain: its successors could not be found.
+        A block that another sequence has published meanwhile counts as published. The table
+        keeps its own copy, since table entries are never exchanged. A block whose hash belongs
+        to other content ends the chain, since lookups could not reach its successors.
 
         Returns:
-            How many more blocks of the sequence are published now.
+            The number of newly published blocks of the sequence.
 
         Raises:
             CacheMisuseError: The sequence is not attached.
@@ -265,25 +269,25 @@ class Coordinator(Capacity):
             manager.publish(sequence, sequence.num_published) for manager in self._managers
         ):
             sequence.num_published += 1
-        # whoever waits for a chain that has ended here would wait in vain
+        # a chain that ended early never gets these blocks, so requests must not wait for them
         settled = end if sequence.num_published == end else None
         self._pending.withdraw(sequence.id, sequence.chain.hashes[first:settled])
         self._num_publications += 1
 
     def take_table_changes(self, sequence: Sequence) -> tuple[TableChanges, ...]:
-        """Return the changes of a sequence's tables since the last call, one entry a group."""
+        """Return the table changes of a sequence since the last call, one tuple per group."""
         return tuple(table.take_changes() for table in sequence.tables)
 
-    # -- endings ---------------------------------------------------------------------------
+    # -- release and figures ---------------------------------------------------------------
 
     def release(self, sequence: Sequence) -> None:
-        """Give all references back and end the sequence.
+        """Drop all references and end the sequence.
 
-        When the last sequence goes, memory's refusals are forgotten: a request that waits
-        then has nobody left to wait for, so it is admitted and tries a growth of its own.
+        When no attached sequence is left, groups may grow again after a refusal. A waiting
+        request is then admitted and tries to grow the pools.
 
         Raises:
-            CacheMisuseError: It is released already.
+            CacheMisuseError: The sequence was released before.
         """
         sequence.move(SequenceStatus.RELEASED)
         for manager in self._managers:
@@ -296,14 +300,14 @@ class Coordinator(Capacity):
                 group.forget_refusal()
 
     def purge(self) -> None:
-        """Unpublish everything in every group; live sequences go on."""
+        """Unpublish all blocks and drop all snapshots; live sequences continue."""
         for manager in self._managers:
             manager.clear()
         for group in self.groups:
             group.allocator.purge()
 
     def stats(self) -> CacheStats:
-        """Return the figures as they are now."""
+        """Return the present figures."""
         return CacheStats(
             tuple(group.stats() for group in self.groups),
             *self._counts.figures(),
@@ -312,10 +316,10 @@ class Coordinator(Capacity):
         )
 
     def check(self) -> None:
-        """Verify every equation that must hold; O(blocks).
+        """Verify all invariants; O(blocks).
 
         Raises:
-            AssertionError: One is broken; a fault of this room.
+            AssertionError: An invariant is broken, by a fault of this room.
         """
         check_blocks(self.groups, list(self._sequences.values()))
         assert self._pending.owners <= self._sequences.keys(), "only live sequences are awaited"

@@ -1,4 +1,4 @@
-"""The bookkeeping of contiguous caches, where nothing is shared."""
+"""The bookkeeping of contiguous caches, without prefix sharing."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class FlatSequence:
     """The cache side of a request on the flat path.
 
     Attributes:
-        id: Its name.
+        id: The sequence's id.
         cursor: Positions handed to steps.
         frontier: Committed positions.
-        released: Whether it was given back.
+        released: Whether the sequence has ended.
     """
 
     id: SequenceId
@@ -33,7 +33,7 @@ class FlatSequence:
 
 @attrs.frozen
 class NoHit:
-    """The only hit of a cache that shares nothing."""
+    """The empty prefix hit."""
 
     length: int = 0
     awaited: int = 0
@@ -48,20 +48,19 @@ class FlatArrays(Protocol):
         ...
 
     def release(self, sequence: SequenceId) -> None:
-        """Forget a sequence's arrays."""
+        """Free a sequence's arrays."""
         ...
 
 
 class FlatCoordinator:
-    """Bookkeeping of the flat path: a budget of tokens, counted in blocks like the paged one.
+    """Bookkeeping of the flat path: a budget of tokens, counted in blocks.
 
-    It has the methods of the paged coordinator that the scheduler needs; nothing is ever
-    found and nothing published.
+    The class has the `CachePort` operations of the scheduler. No prefix is found or published.
 
     Attributes:
         max_usable_blocks: The budget, in blocks.
-        num_publications: 0, since nothing is published.
-        snapshots: None are kept.
+        num_publications: 0, since blocks are not published.
+        snapshots: An empty set of snapshots.
         live: The arrays of live sequences; None in tests of the bookkeeping alone.
     """
 
@@ -75,17 +74,17 @@ class FlatCoordinator:
 
     @property
     def num_available(self) -> int:
-        """Blocks' worth of tokens that may still be written."""
+        """The budget that is left, in blocks."""
         return self.max_usable_blocks - sum(self._blocks_held(s) for s in self._live.values())
 
     @property
     def max_concurrent_sequences(self) -> int:
-        """Sequences that can have a block's worth of tokens each."""
+        """Sequences that can each hold the tokens of one block."""
         return self.max_usable_blocks
 
     @property
     def max_tokens(self) -> int:
-        """The longest sequence that the budget allows."""
+        """Length in tokens of the longest sequence that the budget allows."""
         return self.max_usable_blocks * self._block_size
 
     def _blocks_for(self, num_tokens: int) -> int:
@@ -95,7 +94,7 @@ class FlatCoordinator:
         return self._blocks_for(sequence.cursor)
 
     def num_reserved(self, wanted: Iterable[tuple[FlatSequence, int]]) -> int:
-        """Return the blocks' worth of what sequences lack for so many tokens each."""
+        """Return how many blocks sequences lack for the tokens that each is paired with."""
         return sum(
             max(0, self._blocks_for(num_tokens) - self._blocks_held(sequence))
             for sequence, num_tokens in wanted
@@ -108,7 +107,7 @@ class FlatCoordinator:
         wanted: Iterable[tuple[FlatSequence, int]],
         watermark: float,
     ) -> bool:
-        """Return whether the budget holds for one more sequence."""
+        """Return whether the budget allows one more sequence."""
         needed = self._blocks_for(num_tokens) + self.num_reserved(wanted)
         return needed + int(watermark * self.max_usable_blocks) <= self.num_available
 
@@ -133,10 +132,10 @@ class FlatCoordinator:
         self._live[sequence.id] = sequence
 
     def reserve(self, sequence: FlatSequence, n: int) -> None:
-        """Move the cursor if the budget holds.
+        """Move the cursor.
 
         Raises:
-            CacheExhaustedError: It does not.
+            CacheExhaustedError: The budget does not allow `n` more positions.
         """
         needed = self._blocks_for(sequence.cursor + n) - self._blocks_held(sequence)
         if needed > self.num_available:
@@ -144,17 +143,17 @@ class FlatCoordinator:
         sequence.cursor += n
 
     def reserve_restore(self, sequence: FlatSequence, n: int) -> None:
-        """Do as `reserve`: nothing of it is ever asked for."""
+        """Do the same as `reserve`; the flat path has no restores."""
         self.reserve(sequence, n)
 
     def record(self, sequence: FlatSequence, tokens: Sequence[int]) -> None:
-        """Do nothing: no block is named after its tokens."""
+        """Do nothing: blocks are not hashed."""
 
     def commit(self, sequence: FlatSequence, n: int) -> None:
         """Move the frontier.
 
         Raises:
-            CacheMisuseError: Beyond the cursor.
+            CacheMisuseError: The frontier would pass the cursor.
         """
         if sequence.frontier + n > sequence.cursor:
             raise CacheMisuseError("commit", f"only {sequence.cursor} positions are reserved")
@@ -164,7 +163,7 @@ class FlatCoordinator:
         """Move the cursor back, to the frontier at most.
 
         Raises:
-            CacheMisuseError: It would pass the frontier.
+            CacheMisuseError: The cursor would pass the frontier.
         """
         if sequence.cursor - n < sequence.frontier:
             raise CacheMisuseError("rewind", f"the frontier is at {sequence.frontier}")
@@ -173,18 +172,18 @@ class FlatCoordinator:
             self.live.rewind(sequence.id, sequence.cursor)
 
     def take_table_changes(self, sequence: FlatSequence) -> tuple[TableChanges, ...]:
-        """Return none: there are no tables."""
+        """Return no changes: the flat path has no block tables."""
         return ()
 
     def publish(self, sequence: FlatSequence) -> int:
-        """Return 0: nothing is shared."""
+        """Return 0: blocks are not published."""
         return 0
 
     def release(self, sequence: FlatSequence) -> None:
-        """Give the sequence back.
+        """End the sequence and free its arrays.
 
         Raises:
-            CacheMisuseError: It was given back before.
+            CacheMisuseError: The sequence was released before.
         """
         if sequence.released:
             raise CacheMisuseError("release", "the sequence was released before")

@@ -10,10 +10,10 @@ from .manager import Found
 
 
 class FullManager(BlockManager):
-    """Keeps every block of a sequence until its end. A `manager.Manager`.
+    """Keeps every block of a sequence until the sequence ends. Implements `manager.Manager`.
 
-    A model whose layers are all recurrent has one group here, without layers and without a
-    pool: its blocks count tokens and name prefixes.
+    A model whose layers are all recurrent has one group without layers and without a pool.
+    The blocks of this group count tokens and identify prefixes.
     """
 
     def find(self, chain: PrefixChain, limit: int) -> Found:

@@ -1,4 +1,4 @@
-"""The equations between the tables of sequences and the blocks of groups."""
+"""Invariants between the tables of sequences and the blocks of groups."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from .block_group import BlockGroup
 def check_blocks(
     groups: Sequence[BlockGroup], sequences: Sequence[cache_sequence.Sequence]
 ) -> None:
-    """Verify every equation that must hold; O(blocks).
+    """Verify all invariants; O(blocks).
 
     Raises:
-        AssertionError: One is broken; a fault of this room.
+        AssertionError: An invariant is broken, by a fault of this room.
     """
     for group in groups:
         group.allocator.check()
@@ -38,8 +38,8 @@ def _check_table(group: BlockGroup, sequence: cache_sequence.Sequence) -> None:
     if not sequence.spare:
         assert table.num_missing(sequence.cursor) == 0, "tables reach the cursor"
     writable = table.blocks[max(committed, table.num_expired) :]
-    assert all(block.ref_count == 1 for block in writable), "nobody else reads them"
-    assert all(block.hash is None for block in writable), "nobody else can find them"
+    assert all(block.ref_count == 1 for block in writable), "writable blocks have one reference"
+    assert all(block.hash is None for block in writable), "writable blocks are unpublished"
     assert table.num_expired <= group.first_needed(sequence.cursor), "the window is held"
     gone = table.blocks[: table.num_expired]
-    assert all(block is group.allocator.null for block in gone), "what is gone is null"
+    assert all(block is group.allocator.null for block in gone), "expired entries are null"

@@ -1,4 +1,4 @@
-"""Which kinds of cache groups a layout has, and the manager of each."""
+"""The kinds of cache groups in a layout, and a manager for each kind."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Kinds:
     """The managers of a layout.
 
     Attributes:
-        full: Groups that keep every block; None if every group of attention has a window.
-        windows: Groups with a window; None without such layers.
-        states: Recurrent states; None without such layers.
+        full: The manager of groups without a window; None if every group has a window.
+        windows: The manager of groups with a window; None without such groups.
+        states: The manager of recurrent states; None without recurrent layers.
     """
 
     full: FullManager | None
@@ -33,7 +33,7 @@ class Kinds:
 
     @property
     def managers(self) -> tuple[Manager, ...]:
-        """The managers, the one whose blocks say how long a prefix is in front."""
+        """The managers. The blocks of the first one define prefix lengths."""
         kinds = (self.full, self.windows, self.states)
         return tuple(manager for manager in kinds if manager is not None)
 
@@ -49,9 +49,9 @@ class Kinds:
 
         Args:
             layout: The model's cache layout.
-            groups: Its groups, in order.
+            groups: The attention groups, in the layout's order.
             block_size: Tokens of a block.
-            keeper: Keeps snapshots of recurrent states; None keeps none.
+            keeper: Keeps snapshots of recurrent states; None: snapshots are not kept.
         """
         full = [group for group in groups if group.visible_tokens is None]
         windowed = [group for group in groups if group.visible_tokens is not None]
@@ -75,10 +75,10 @@ def make_groups(
     """Return the attention groups of a layout.
 
     Args:
-        layout: The layout; one of recurrent layers alone has one group, without a pool.
-        allocators: One a group, of one block size.
+        layout: The layout. A layout of recurrent layers alone has one group, without a pool.
+        allocators: One per group, all with the same block size.
         grow: Enlarges a group's pool; None for pools of fixed size.
-        max_slice: Tokens of one sequence that a step computes, at most.
+        max_slice: Most tokens of one sequence that a step computes.
 
     Raises:
         ValueError: The allocators do not fit the layout.

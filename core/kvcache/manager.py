@@ -1,7 +1,7 @@
-"""What the coordinator asks of every kind of cache group.
+"""The interface of cache managers.
 
 A manager does the bookkeeping of all groups of one kind: full attention, sliding windows, or
-recurrent states. A new kind of cache is a new manager; the coordinator knows none by name.
+recurrent states. A new kind of cache is a new manager: the coordinator knows no kind by name.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ class Found:
     """The longest prefix that the groups of one kind can continue from.
 
     Attributes:
-        num_blocks: Its blocks.
-        blocks: Group index -> that many table entries, first block first; the null block where
-            a window has moved on. No reference is held.
-        state: A kept recurrent state at the end of the prefix; None for other kinds.
+        num_blocks: Length of the prefix in blocks.
+        blocks: Group index -> `num_blocks` table entries, first block first. Entries before a
+            window are the null block. No reference is held.
+        state: A snapshot of recurrent state at the end of the prefix; None for other kinds.
     """
 
     num_blocks: int
@@ -36,10 +36,11 @@ class Found:
 class Manager(Protocol):
     """The groups of one kind.
 
-    A sequence passes through the operations in this order::
+    The order of the operations on a sequence::
 
-        find -> attach -> (make_room, reserve, publish, commit, expire)* -> release
-                                   rewind undoes positions that no commit has covered
+        find -> attach -> (make_room, reserve, [rewind], publish, commit, expire)* -> release
+
+    `rewind` drops reserved positions that are not committed.
 
     Attributes:
         groups: The attention groups of the kind; none for recurrent states.
@@ -48,27 +49,28 @@ class Manager(Protocol):
     groups: Sequence[BlockGroup]
 
     def find(self, chain: PrefixChain, limit: int) -> Found:
-        """Return the longest prefix of at most `limit` blocks to continue from.
+        """Return the longest usable prefix of at most `limit` blocks.
 
-        Takes no reference and changes nothing.
+        No reference is taken.
         """
         ...
 
     def attach(self, sequence: CacheSequence, found: Found) -> None:
-        """Give a new sequence a prefix that `find` has returned since the last change."""
+        """Give a new sequence the prefix of a `find` after which the cache has not changed."""
         ...
 
     def make_room(self, sequence: CacheSequence, end: int) -> None:
         """Make sure that `reserve` up to position `end` succeeds.
 
         Raises:
-            CacheExhaustedError: A group has too few blocks. Pools may have grown, and blocks
-                that a window has moved past may be gone, nothing else.
+            CacheExhaustedError: A group has too few blocks. Pools may have grown, and the
+                sequence may have lost blocks that a window has moved past. Nothing else
+                was changed.
         """
         ...
 
     def reserve(self, sequence: CacheSequence, end: int) -> None:
-        """Back the positions from the cursor to `end`; `make_room` has succeeded."""
+        """Back the positions from the cursor to `end`. Call `make_room` first."""
         ...
 
     def make_restore_room(self, sequence: CacheSequence, end: int) -> None:
@@ -80,48 +82,48 @@ class Manager(Protocol):
         ...
 
     def reserve_restore(self, sequence: CacheSequence, end: int) -> None:
-        """Back the positions from the cursor to `end`, which a restore will fill."""
+        """Back the positions from the cursor to `end` for a restore."""
         ...
 
     def publish(self, sequence: CacheSequence, index: int) -> bool:
-        """Offer a committed full block to other sequences.
+        """Make a committed full block available to other sequences.
 
         Returns:
-            False if another content has the block's hash: the chain ends here.
+            False if the block's hash belongs to other content. The chain then ends here.
         """
         ...
 
     def commit(self, sequence: CacheSequence, first: int) -> None:
-        """Keep what is worth it at the boundaries of blocks `[first, num_published)`."""
+        """Pin or keep boundaries of the published blocks `[first, num_published)`."""
         ...
 
     def check_rewind(self, sequence: CacheSequence, end: int) -> None:
-        """Refuse a rewind to position `end` that `rewind` could not carry out.
+        """Refuse a rewind to position `end` if `rewind` would fail.
 
         Raises:
-            CacheMisuseError: The group no longer has what position `end` needs.
+            CacheMisuseError: The window of position `end` is no longer held.
         """
         ...
 
     def rewind(self, sequence: CacheSequence) -> None:
-        """Forget the positions behind the cursor, which has just moved back."""
+        """Drop the positions from the cursor on, after the cursor has moved back."""
         ...
 
     def expire(self, sequence: CacheSequence) -> None:
-        """Give back what no position from the frontier on can see."""
+        """Release blocks that no position from the frontier on sees."""
         ...
 
     def release(self, sequence: CacheSequence) -> None:
-        """Give back everything that the sequence holds."""
+        """Release everything that the sequence holds."""
         ...
 
     def clear(self) -> None:
-        """Forget what outlives sequences."""
+        """Drop snapshots and pins, which outlive sequences."""
         ...
 
 
 class Finder(Protocol):
-    """Whatever finds the longest prefix that it can continue from."""
+    """Finds the longest usable prefix of a chain."""
 
     def find(self, chain: PrefixChain, limit: int) -> Found:
         """Return the longest prefix of at most `limit` blocks."""
@@ -129,16 +131,16 @@ class Finder(Protocol):
 
 
 def find_agreed(finders: Sequence[Finder], chain: PrefixChain, limit: int) -> tuple[Found, ...]:
-    """Return what each finder holds of the longest prefix that all of them hold.
+    """Return each finder's answer for the longest prefix that all finders can use.
 
-    Every finder is asked for its longest prefix up to a limit. Where the answers differ, the
-    shortest one is the next limit, and all are asked again. Each round but the last lowers the
-    limit by one block at least, so the search ends.
+    Every finder searches up to a limit. If the answers differ, the shortest answer is the
+    next limit. Each round but the last lowers the limit by at least one block, so the search
+    ends.
 
     Args:
         finders: At least one.
         chain: The prompt's full blocks, hashed.
-        limit: At most this many blocks.
+        limit: Most blocks of the prefix.
 
     Source: the fixed point of vLLM's hybrid coordinator.
     """

@@ -1,4 +1,4 @@
-"""Models without recurrent layers: no prefill stops for a snapshot."""
+"""The snapshots of models without recurrent layers: prefills never stop for a snapshot."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 
 
 class NoSnapshots:
-    """The snapshots of a model that keeps no recurrent state. A `scheduler` port.
+    """No snapshots. Implements `scheduler.cache_port.SnapshotPort`.
 
     Attributes:
         enabled: False.
-        num_publications: 0, since no snapshot is ever published.
+        num_publications: 0, since snapshots are not published.
         num_bytes: 0.
         num_refused: 0.
     """
@@ -22,11 +22,11 @@ class NoSnapshots:
     num_refused = 0
 
     def boundaries(self, sequence: Any) -> list[int]:
-        """Return none."""
+        """Return no boundary."""
         return []
 
     def shared_prefix(self, one: Any, other: Any) -> int:
-        """Return 0: blocks alone are enough to continue from."""
+        """Return 0: a prefix needs blocks only."""
         return 0
 
     def promise(self, sequence: Any, boundaries: Sequence[int]) -> None:

@@ -1,4 +1,4 @@
-"""Prompt blocks that are being computed right now, so that a peer can wait for them."""
+"""Prompt blocks that live sequences are computing, so that other requests can wait."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from .block_identity import PrefixChain
 
 
 class PendingBlocks:
-    """Block hash -> the live sequence that is about to publish it; the first claim holds."""
+    """Maps the hash of a pending block to the sequence that computes the block.
+
+    The first claim of a hash wins.
+    """
 
     def __init__(self) -> None:
         self._owners: dict[BlockHash, SequenceId] = {}
@@ -22,28 +25,28 @@ class PendingBlocks:
 
     @property
     def owners(self) -> set[SequenceId]:
-        """Sequences that others may wait for."""
+        """Sequences with pending blocks."""
         return set(self._owners.values())
 
     def claim(self, owner: SequenceId, hashes: Iterable[BlockHash]) -> None:
-        """Announce that `owner` computes these blocks; those claimed by others stay theirs."""
+        """Mark blocks as computed by `owner`, except blocks with an earlier claim."""
         for block_hash in hashes:
             self._owners.setdefault(block_hash, owner)
 
     def withdraw(self, owner: SequenceId, hashes: Iterable[BlockHash]) -> bool:
-        """Strike off those of the blocks that `owner` has claimed; return if there were any."""
+        """Remove the claims of `owner` on these blocks; return whether there was a claim."""
         claimed = [h for h in hashes if self._owners.get(h) == owner]
         for block_hash in claimed:
             del self._owners[block_hash]
         return bool(claimed)
 
     def awaited(self, chain: PrefixChain, held: int, limit: int) -> int:
-        """Return how many of a chain's first `limit` blocks will be held soon.
+        """Return how many leading blocks of a chain are published or pending.
 
         Args:
             chain: A prompt's full blocks, hashed.
-            held: Blocks that are held already.
-            limit: At most this many.
+            held: Leading blocks that are published.
+            limit: Most blocks to count.
         """
         while held < limit and chain.hashes[held] in self:
             held += 1

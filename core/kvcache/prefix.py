@@ -1,4 +1,4 @@
-"""A prefix that a new sequence can begin with."""
+"""Prefix hits."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ class PrefixHit:
     """The longest prefix that every kind of group can continue from.
 
     Attributes:
-        length: Tokens, a multiple of the block size and less than the sequence has.
-        blocks: Per group its blocks, first block first; the null block where a window has
-            moved on. No reference is held.
-        awaited: Tokens, at least `length`: so much will be held once the live sequences that
-            are computing those blocks have published them.
-        unbacked: Tokens behind it whose blocks are held, but not the state or the window at
-            their end.
+        length: Tokens of the hit, a multiple of the block size and less than the prompt.
+        blocks: The blocks of each group, first block first. Entries before a window are the
+            null block. No reference is held.
+        awaited: Length in tokens, at least `length`, that the hit will have after live
+            sequences publish their pending blocks or snapshots.
+        unbacked: Tokens behind the hit whose blocks are published, but without the snapshot
+            or the window at their end.
         found: The answer of each manager, in the coordinator's order.
     """
 
@@ -43,11 +43,11 @@ def find_hit(
     """Return the longest prefix that every finder can continue from.
 
     Args:
-        finders: The managers; the blocks of the first one say how long a prefix is.
-        num_groups: Attention groups.
+        finders: The managers. The blocks of the first one define prefix lengths.
+        num_groups: Number of attention groups.
         chain: The prompt's full blocks, hashed.
-        limit: At most this many blocks.
-        awaited: `(chain, held, limit)` -> blocks that will be held soon, at least `held`.
+        limit: Most blocks of the hit.
+        awaited: `(chain, held, limit)` -> leading blocks that are published or pending.
     """
     size, longest = chain.block_size, finders[0].find(chain, limit).num_blocks
     found = find_agreed(finders, chain, longest)

@@ -1,10 +1,10 @@
-"""Which boundaries get a snapshot, and which snapshots are kept. Pure rules.
+"""Rules for snapshots: at which boundaries they are taken, and which ones are kept.
 
-Two regimes. With a cold tier a prefill publishes a *ladder* of snapshots, since the chain
-on disk lags behind the prompt and only a shallow rung may be within its reach; then shallow
-rungs are worth keeping. Without one it publishes a single snapshot, and the caps and the
-order are those from before there was a ladder: which snapshot survives decides how a later
-request builds its state, and so, by rounding, its tokens.
+With a cold tier, a prefill publishes snapshots at several boundaries (a *ladder*). The chain
+on disk is often shorter than the prompt, so only a shallow boundary may be usable there.
+Without a cold tier, a prefill publishes one snapshot, and the limits and the victim order of
+earlier versions apply. The rules are part of the results: a request that starts from another
+snapshot computes its state with other rounding, and may sample other tokens.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from .snapshots import Snapshot, Snapshots
 LADDER_RUNGS = 4
 LADDER_RATIO = 4
 SNAPSHOTS_PER_OWNER = LADDER_RUNGS
-"""Snapshots of one owner: a whole ladder."""
+"""Most snapshots of one owner: a whole ladder."""
 SNAPSHOT_LIMIT = 5
-"""Snapshots of all owners: a root session and four subagents."""
+"""Most snapshots of all owners: a root session and four subagents."""
 PRE_LADDER_LIMIT = 2
-"""Snapshots of one owner where prefills publish one each."""
+"""Most snapshots of one owner if a prefill publishes one snapshot."""
 
 
 class VictimOrder(enum.Enum):
-    """Which of the redundant snapshots goes first.
+    """The order in which redundant snapshots are dropped.
 
     Attributes:
-        PRE_LADDER: The first in publish order that is an ancestor of another of its owner.
-        LADDER: One whose owner is not publishing, and then the rung that is closest below
-            the next one, measured as the ratio of their lengths.
+        PRE_LADDER: The oldest snapshot that is an ancestor of another one of its owner.
+        LADDER: Owners that are not publishing come first. Among their snapshots, the one
+            with the smallest ratio of the next deeper boundary to its own boundary.
     """
 
     PRE_LADDER = "pre-ladder"
@@ -42,14 +42,14 @@ class VictimOrder(enum.Enum):
 
 @attrs.frozen
 class Retention:
-    """How many snapshots are kept, and which.
+    """Limits on snapshots, and the order of victims.
 
     Attributes:
-        max_snapshots: Of all owners.
-        max_per_owner: Of one owner.
-        order: Which go first.
-        root: Owner whose last snapshot goes last of all; None if nobody named one.
-        max_bytes: Of all states; None means no bound.
+        max_snapshots: Most snapshots of all owners.
+        max_per_owner: Most snapshots of one owner.
+        order: The order of victims.
+        root: The owner whose last snapshot is dropped last; None without a root session.
+        max_bytes: Most bytes of all states; None: no limit.
     """
 
     max_snapshots: int
@@ -60,21 +60,21 @@ class Retention:
 
 
 def gdn_prefix_checkpoint_limit() -> int:
-    """Return how many snapshots there may be: a fleet of agents and its root must fit."""
+    """Return the limit on snapshots of all owners: a root session and its agents must fit."""
     return SNAPSHOT_LIMIT
 
 
 def retention(
     *, want_ladder: bool, root: str | None = None, max_bytes: int | None = None
 ) -> Retention:
-    """Return the rules of a request.
+    """Return the rules of a model.
 
-    Without a named root there is no budget beside that of one owner.
+    Without a root session, all owners together share the limit of one owner.
 
     Args:
         want_ladder: Whether a cold tier wants ladders.
-        root: Owner of the root session, if it was named.
-        max_bytes: Most that all states may take.
+        root: Owner of the root session; None without one.
+        max_bytes: Most bytes of all states; None: no limit.
     """
     per_owner = SNAPSHOTS_PER_OWNER if want_ladder else PRE_LADDER_LIMIT
     return Retention(
@@ -89,30 +89,30 @@ def retention(
 def snapshot_ladder(
     num_tokens: int, cached: int, block_size: int, *, want_ladder: bool = True
 ) -> list[int]:
-    """Return the boundaries of a prefill that get a snapshot, the shallowest first.
+    """Return the boundaries of a prefill that get a snapshot, in ascending order.
 
-    The deepest is the last full block strictly before the prompt's end; each other one is a
-    quarter of the one above it, in whole blocks.
+    The deepest boundary is the last block boundary strictly before the prompt's end. Each
+    other boundary is a quarter of the next deeper one, rounded down to whole blocks.
 
     Args:
         num_tokens: Tokens of the prompt.
-        cached: Tokens that are not computed; boundaries up to there are not passed again.
+        cached: Tokens of the prefix hit. Only deeper boundaries are returned.
         block_size: Tokens of a block.
         want_ladder: False for the deepest boundary alone.
     """
-    rungs: list[int] = []
+    boundaries: list[int] = []
     boundary = (num_tokens - 1) // block_size * block_size
-    while boundary > cached and len(rungs) < (LADDER_RUNGS if want_ladder else 1):
-        rungs.append(boundary)
+    while boundary > cached and len(boundaries) < (LADDER_RUNGS if want_ladder else 1):
+        boundaries.append(boundary)
         boundary = boundary // LADDER_RATIO // block_size * block_size
-    return rungs[::-1]
+    return boundaries[::-1]
 
 
 def publish(snapshots: Snapshots, snapshot: Snapshot, rules: Retention) -> list[Snapshot]:
-    """Put a snapshot and drop what is too many then; return what was dropped.
+    """Add a snapshot, then drop snapshots beyond the limits; return the dropped snapshots.
 
-    A ladder is published rung by rung, and pruned after each. A state that is larger than
-    all may be together is dropped itself, at nobody else's cost.
+    A ladder is published one boundary at a time, and pruned after each. A state that is
+    larger than the byte limit is dropped at once, and the other snapshots stay.
     """
     if rules.max_bytes is not None and snapshot.num_bytes > rules.max_bytes:
         return [snapshot]
@@ -127,12 +127,12 @@ def publish(snapshots: Snapshots, snapshot: Snapshot, rules: Retention) -> list[
 def choose_victim(
     entries: Sequence[Snapshot], publisher: str, rules: Retention
 ) -> Snapshot | None:
-    """Return the snapshot that goes next; None if all may stay.
+    """Return the next snapshot to drop; None if the limits hold.
 
     Args:
         entries: All snapshots in publish order.
-        publisher: Owner of the newest one.
-        rules: What is kept.
+        publisher: Owner of the newest snapshot.
+        rules: The limits and the order of victims.
     """
     counts = Counter(entry.owner for entry in entries)
     for owner, count in counts.items():
@@ -143,8 +143,8 @@ def choose_victim(
     if len(entries) <= rules.max_snapshots and not too_large:
         return None
     spare = {owner for owner, count in counts.items() if count > 1}
-    # The newest rung's predecessor is always the most redundant one. Without deferral a
-    # ladder that comes in rung by rung would eat itself down to its last.
+    # The snapshot below the newest one is always the most redundant. Without deferral, each
+    # new boundary of a ladder would drop the boundary before it.
     deferred = {publisher} if rules.order is VictimOrder.LADDER else set[str]()
     return (
         _most_redundant(entries, spare - deferred, rules.order)
@@ -156,9 +156,9 @@ def choose_victim(
 def _most_redundant(
     entries: Sequence[Snapshot], owners: Iterable[str], order: VictimOrder
 ) -> Snapshot | None:
-    """Return the snapshot of `owners`, who keep another one, that is missed least.
+    """Return the most redundant snapshot of owners that have at least two.
 
-    Where no snapshot is an ancestor of another, the oldest.
+    If no snapshot is an ancestor of another, the oldest snapshot is returned.
     """
     candidates = [entry for entry in entries if entry.owner in owners]
     ratios = [(entry, _next_ratio(entry, candidates)) for entry in candidates]
@@ -171,7 +171,7 @@ def _most_redundant(
 
 
 def _next_ratio(entry: Snapshot, entries: Sequence[Snapshot]) -> float | None:
-    """Return next length / own length, the next rung being its owner's; None for the last."""
+    """Return next deeper boundary of the owner / own boundary; None for the deepest."""
     longer = [
         other.boundary
         for other in entries
@@ -181,8 +181,9 @@ def _next_ratio(entry: Snapshot, entries: Sequence[Snapshot]) -> float | None:
 
 
 def _first_to_empty(entries: Sequence[Snapshot], publisher: str, root: str | None) -> Snapshot:
-    """Return whose last snapshot goes when there are more owners than places.
+    """Return the victim when every owner has one snapshot.
 
-    The oldest one, but the root's and the publisher's only if there is no other.
+    The oldest snapshot is the victim. Snapshots of the root session, then of the publisher,
+    are taken only if there is no other.
     """
     return min(entries, key=lambda entry: (entry.owner == publisher, entry.owner == root))

@@ -17,7 +17,7 @@ from .state_keeper import KeptState
 
 
 class SequenceStatus(enum.Enum):
-    """Where a sequence is in its life."""
+    """The status of a sequence."""
 
     NEW = "new"
     ATTACHED = "attached"
@@ -38,33 +38,33 @@ class Sequence:
 
     ::
 
-        0          num_hit_tokens     frontier           cursor          end of the tables
-        |  shared, read  |  own, committed  |  in a step       |  spare     |
-        |  by anybody    |  full blocks     |  or in flight,   |            |
-        |                |  publishable     |  may be undone   |            |
+        0         num_hit_tokens    frontier          cursor         end of the tables
+        |  prefix hit,  |  own, committed, |  in steps that  |  not used yet  |
+        |  shared       |  full blocks can |  are planned,   |                |
+        |               |  be published    |  can be rewound |                |
 
-    Writes fall into `[frontier, cursor)`, hence never into a published block. `tokens` may
-    run ahead of the cursor (a prompt in prefill) or behind it (a decode step is planned
-    before the host has read the token that it feeds; drafts are recorded when accepted).
+    Steps write to `[frontier, cursor)` only, so published blocks are never written. `tokens`
+    may be longer than the cursor (a prompt in prefill) or shorter: a decode step is planned
+    before the host reads the token that the step feeds, and drafts are recorded only when
+    accepted.
 
     Attributes:
-        id: Its name in every group.
+        id: The sequence's id, the same in every group.
         tokens: Known tokens; only `record` appends.
-        chain: Identities and hashes of its full blocks.
-        tables: One a group.
-        num_prompt_blocks: Full blocks of the tokens that it was opened with.
-        prompt_boundary: Full blocks before the last one of these tokens.
-        num_hit_tokens: Positions that it took over from the prefix table.
+        chain: Identities and hashes of the sequence's full blocks.
+        tables: One block table per group.
+        num_prompt_blocks: Full blocks of the tokens at `open`.
+        prompt_boundary: Full blocks before the last of the tokens at `open`.
+        num_hit_tokens: Positions of the prefix hit.
         cursor: Positions handed to steps; the next reservation begins here.
-        frontier: Positions committed.
-        num_published: Leading full blocks that the prefix table knows, by this sequence or
-            another.
-        owner: The conversation that it belongs to; "" where nobody said so.
-        latched: Its prefix came without the recurrent state at its end: nothing of the
-            sequence may be used or published.
-        reached: The newest state at a boundary that it has computed, published at its end.
+        frontier: Committed positions.
+        num_published: Leading full blocks in the prefix table, published by any sequence.
+        owner: The conversation of the request; "" if the caller named none.
+        latched: Whether the snapshot of the prefix is missing. A latched sequence must not be
+            used or published.
+        reached: The newest computed state at a boundary; `release` publishes the state.
         spare: Group index -> blocks held for a window that is being restored.
-        status: Where it is in its life; only `move` changes it.
+        status: The status; only `move` changes the status.
     """
 
     id: SequenceId
@@ -90,17 +90,17 @@ class Sequence:
 
     @property
     def extra_keys(self) -> tuple[ExtraKeys, ...]:
-        """What besides tokens decides a block, one tuple a block; empty for text."""
+        """Identity of the blocks beside tokens, one tuple per block; empty for text."""
         return self.chain.extra_keys
 
     def move(self, status: SequenceStatus) -> None:
         """Change the status.
 
         Raises:
-            CacheMisuseError: `MOVES` has no such edge.
+            CacheMisuseError: `MOVES` does not allow the change.
         """
         if status not in MOVES[self.status]:
-            raise self._misuse(f"become {status.value}", f"it is {self.status.value}")
+            raise self._misuse(f"become {status.value}", f"the sequence is {self.status.value}")
         self.status = status
 
     def expect(self, status: SequenceStatus, operation: str) -> None:
@@ -110,45 +110,46 @@ class Sequence:
             CacheMisuseError: The status is another one.
         """
         if self.status is not status:
-            raise self._misuse(operation, f"it is {self.status.value}, not {status.value}")
+            state = f"the sequence is {self.status.value}, not {status.value}"
+            raise self._misuse(operation, state)
 
     def expect_usable(self, operation: str) -> None:
-        """Refuse `operation` unless the sequence is attached and its prefix has its state.
+        """Refuse `operation` unless the sequence is attached and not latched.
 
         Raises:
-            CacheMisuseError: It is not, or has none: blocks of a hit were found without the
-                state of recurrent layers that belongs to them.
+            CacheMisuseError: The sequence is not attached, or is latched: the blocks of its
+                prefix were found without the snapshot of the recurrent layers.
         """
         self.expect(SequenceStatus.ATTACHED, operation)
         if self.latched:
-            raise self._misuse(
-                operation, "its prefix came without the state that belongs to it"
-            )
+            raise self._misuse(operation, "the snapshot of its prefix is missing")
 
     def start_at(self, num_tokens: int) -> None:
-        """Become attached, with the first `num_tokens` positions taken over."""
+        """Become attached, with a prefix hit of `num_tokens` tokens."""
         self.move(SequenceStatus.ATTACHED)
         self.num_hit_tokens = self.cursor = self.frontier = num_tokens
         self.num_published = num_tokens // self.chain.block_size
 
     def advance(self, num_tokens: int) -> None:
-        """Move the cursor; the tables must reach as far."""
+        """Move the cursor. The tables must back the new positions."""
         self.cursor += num_tokens
 
     def record(self, tokens: abc.Sequence[int]) -> None:
         """Append known tokens.
 
-        A token is the outcome of the position before it, so that one must be in a step.
+        A token is sampled from the logits of the previous position, so a step must have
+        computed that position.
 
         Raises:
-            CacheMisuseError: It is not, or the sequence is not attached.
+            CacheMisuseError: The previous position is not in a step, or the sequence is not
+                usable.
         """
         self.expect_usable("record")
         known = len(self.tokens) + len(tokens)
         if known > self.cursor + 1:
             raise self._misuse(
                 f"record {len(tokens)} tokens",
-                f"{known} would be known, and only {self.cursor} positions are in a step",
+                f"{known} tokens would be known, but only {self.cursor} positions are in steps",
             )
         self.tokens.extend(tokens)
 
@@ -156,8 +157,8 @@ class Sequence:
         """Move the frontier.
 
         Raises:
-            CacheMisuseError: It would pass the cursor or the known tokens, or go back, or the
-                sequence is not attached.
+            CacheMisuseError: The frontier would pass the cursor or the known tokens, or move
+                back; or the sequence is not usable.
         """
         self.expect_usable("commit")
         bound = min(self.cursor, len(self.tokens)) - self.frontier
@@ -169,8 +170,8 @@ class Sequence:
         """Move the cursor back; blocks are neither erased nor freed.
 
         Raises:
-            CacheMisuseError: It would pass the frontier, or go forth, or the sequence is not
-                attached.
+            CacheMisuseError: The cursor would pass the frontier, or move forward; or the
+                sequence is not attached.
         """
         self.expect(SequenceStatus.ATTACHED, "rewind")
         bound = self.cursor - self.frontier

@@ -1,7 +1,7 @@
-"""Recurrent states kept in memory, by the prefix that they sum up. Pure bookkeeping.
+"""Snapshots in memory, found by the prefix that they belong to. Pure bookkeeping.
 
-A state is the sum of every token before it, so it is good for one boundary of one chain and
-no other. What a snapshot holds is somebody else's business: here it is a handle.
+A recurrent state depends on every token before it, so a snapshot is valid for one boundary of
+one chain only. The arrays of a snapshot are an opaque handle here.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from ..ids import BlockHash
 
 @attrs.frozen(eq=False)
 class Snapshot:
-    """A state at a boundary.
+    """A kept state at a boundary.
 
     Attributes:
-        owner: The conversation that published it; "" where nobody said who.
-        chain: Hashes of a chain that reaches the boundary, first block first. It may be a
-            sequence's own list, which only grows.
-        num_blocks: Blocks of the chain that the state sums up.
-        boundary: The tokens of those blocks.
-        num_bytes: What the state takes.
-        handle: The state; None where blocks hold it.
-        protected: It must not be given up while there is another.
+        owner: The conversation that published the snapshot; "" if the caller named none.
+        chain: Hashes of a chain that reaches the boundary, first block first. The list may
+            belong to a live sequence, which only appends.
+        num_blocks: The boundary in blocks.
+        boundary: The boundary in tokens.
+        num_bytes: Bytes of the state.
+        handle: The state; None for windows, whose blocks hold the state.
+        protected: Whether unprotected snapshots are dropped first.
     """
 
     owner: str
@@ -47,22 +47,23 @@ class Snapshot:
 
     @property
     def hash(self) -> BlockHash:
-        """Hash of the last block, which names the whole prefix."""
+        """Hash of the last block, which identifies the whole prefix."""
         return self.chain[self.num_blocks - 1]
 
     def lies_on(self, chain: Sequence[BlockHash]) -> bool:
-        """Return whether its prefix is a prefix of `chain`, or all of it."""
+        """Return whether the snapshot's prefix is a prefix of `chain`, or all of `chain`."""
         return self.num_blocks <= len(chain) and chain[self.num_blocks - 1] == self.hash
 
     def is_ancestor_of(self, other: Snapshot) -> bool:
-        """Return whether its prefix is a shorter prefix of the other one's."""
+        """Return whether the snapshot's prefix is a proper prefix of the other's."""
         return self.num_blocks < other.num_blocks and self.lies_on(other.chain)
 
 
 class Snapshots:
-    """All snapshots in publish order, one an owner and prefix. Owned by the engine thread.
+    """All snapshots in publish order, at most one per owner and prefix.
 
-    There are a handful of them (see `retention`), so they are searched, not indexed.
+    The number of snapshots is small (see `retention`), so lookups search the list. Owned by
+    the engine thread.
     """
 
     def __init__(self) -> None:
@@ -73,7 +74,7 @@ class Snapshots:
 
     @property
     def entries(self) -> tuple[Snapshot, ...]:
-        """The snapshots, the one that was published first in front."""
+        """The snapshots in publish order."""
         return tuple(self._entries)
 
     @property
@@ -82,7 +83,7 @@ class Snapshots:
         return sum(entry.num_bytes for entry in self._entries)
 
     def put(self, snapshot: Snapshot) -> None:
-        """Add a snapshot as the newest; its owner's one of the same prefix gives way."""
+        """Add a snapshot as the newest; an older one of its owner and prefix is dropped."""
         self._entries = [
             entry
             for entry in self._entries
@@ -91,27 +92,27 @@ class Snapshots:
         self._entries.append(snapshot)
 
     def get(self, block_hash: BlockHash) -> Snapshot | None:
-        """Return the newest snapshot of the prefix that ends with that block, anybody's."""
+        """Return the newest snapshot, of any owner, of the prefix that ends with a block."""
         found = (entry for entry in reversed(self._entries) if entry.hash == block_hash)
         return next(found, None)
 
     def expose(self, snapshot: Snapshot) -> None:
-        """Take a snapshot's protection away; its place among the others stays."""
+        """Remove a snapshot's protection and keep its place in publish order."""
         self._entries = [
             attrs.evolve(entry, protected=False) if entry is snapshot else entry
             for entry in self._entries
         ]
 
     def drop(self, snapshot: Snapshot) -> None:
-        """Forget a snapshot; nothing happens if it is gone."""
+        """Drop a snapshot; an absent snapshot is ignored."""
         self._entries = [entry for entry in self._entries if entry is not snapshot]
 
     def clear(self) -> None:
-        """Forget all of them."""
+        """Drop all snapshots."""
         self._entries = []
 
     def deepest_boundary(self, hashes: Sequence[BlockHash]) -> int:
-        """Return how many leading blocks end at the deepest boundary with a state; or 0.
+        """Return the deepest boundary of a chain with a snapshot, in blocks; 0 without one.
 
         Args:
             hashes: A chain, first block first.

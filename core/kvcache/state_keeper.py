@@ -1,4 +1,4 @@
-"""When the state of recurrent layers is kept, for how long, and who finds it again."""
+"""Keeps snapshots of recurrent states under the limits of `retention`."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from .retention import SNAPSHOT_LIMIT, Retention, publish, retention, snapshot_l
 from .snapshots import Snapshot, Snapshots
 
 MAX_SNAPSHOTS = 1024
-"""However small states are, looking through them takes its time."""
+"""Most snapshots even of small states: lookups search all of them."""
 MAX_STATE_BYTES = 2048 * MIB
-"""Most that kept states take unless settings say otherwise."""
+"""Default limit on bytes of kept states."""
 MEMORY_SHARE = 32
-"""Kept states take at most one part in so many of the device's memory without a setting."""
+"""Without a setting, kept states take at most 1/32 of the device's memory."""
 ACCOUNT = "state snapshots"
-"""Name of the kept states in the account of memory."""
+"""Name of the kept states in the memory account."""
 
 
 @attrs.frozen
@@ -59,10 +59,10 @@ class SnapshotBudget:
 
 @attrs.frozen(eq=False)
 class KeptState:
-    """A state that a sequence has reached and not lost yet.
+    """A state at a boundary that a sequence has computed.
 
     Attributes:
-        boundary: Tokens that it sums up, a multiple of the block size.
+        boundary: The boundary in tokens, a multiple of the block size.
         handle: The state.
     """
 
@@ -71,12 +71,12 @@ class KeptState:
 
 
 class StateKeeper:
-    """Snapshots of one model. Pure bookkeeping: a state is a handle here.
+    """Snapshots of one model. Pure bookkeeping: a state is an opaque handle here.
 
     Attributes:
-        snapshots: What is kept.
-        want_ladder: A cold tier wants snapshots at shallow boundaries too.
-        num_refused: States that the account of memory had no room for.
+        snapshots: The kept snapshots.
+        want_ladder: Whether a cold tier wants snapshots at shallow boundaries too.
+        num_refused: States that were dropped because the memory account had no room.
     """
 
     def __init__(
@@ -88,19 +88,19 @@ class StateKeeper:
         root: str | None = None,
         account: MemoryCoordinator | None = None,
     ) -> None:
-        """Keep nothing yet.
+        """Make an empty keeper.
 
         Args:
             block_size: Tokens of a block.
-            state_bytes: What one state takes.
-            max_bytes: As many states as fit are kept, or as many as `retention` says if
-                those are more.
-            root: Owner of the root session, if there is one.
-            account: Account of memory in which kept states are entered; its cap goes before
-                every count of `retention`. None for an account of their own.
+            state_bytes: Bytes of one state.
+            max_bytes: Byte limit of all states. The limits of `retention` apply instead if
+                they allow more states.
+            root: Owner of the root session; None without one.
+            account: The memory account of kept states. Its limit applies before the counts
+                of `retention`. None makes a separate account.
 
         Raises:
-            CacheMisuseError: The account has kept states already.
+            CacheMisuseError: The account has an entry for kept states already.
         """
         self.snapshots = Snapshots()
         self.want_ladder = False
@@ -113,16 +113,16 @@ class StateKeeper:
         self._account.register(ACCOUNT, 0)
 
     def boundaries(self, num_tokens: int, cached: int) -> list[int]:
-        """Return the boundaries at which a prefill has to stop for a snapshot."""
+        """Return the boundaries at which a prefill stops for a snapshot, in tokens."""
         return snapshot_ladder(
             num_tokens, cached, self._block_size, want_ladder=self.want_ladder
         )
 
     def keep(self, owner: str, chain: PrefixChain, state: KeptState) -> None:
-        """Publish a state of a chain whose blocks up to there are published.
+        """Publish a state of a chain. The blocks up to its boundary must be published.
 
-        Older states make room for it. Under a cap that leaves no room for one state, it is
-        not kept.
+        Older states are dropped to make room. A state that exceeds the memory account's limit
+        is not kept.
         """
         snapshot = Snapshot(
             owner=owner,
@@ -150,7 +150,7 @@ class StateKeeper:
         self._account.update(ACCOUNT, self.snapshots.num_bytes)
 
     def _rules(self) -> Retention:
-        """Return the caps of `retention`, or those that the byte bound allows if it is more."""
+        """Return the limits of `retention`, or the byte limit's if they allow more states."""
         room = self._account.room(ACCOUNT)
         rules = retention(want_ladder=self.want_ladder, root=self._root, max_bytes=room)
         affordable = min(MAX_SNAPSHOTS, self._max_bytes // max(1, self._state_bytes))
@@ -159,22 +159,22 @@ class StateKeeper:
         return attrs.evolve(rules, max_snapshots=affordable, max_per_owner=affordable)
 
     def deepest_boundary(self, hashes: Sequence[BlockHash]) -> int:
-        """Return how many leading blocks end at the deepest boundary with a state; or 0."""
+        """Return the deepest boundary of a chain with a snapshot, in blocks; 0 without one."""
         return self.snapshots.deepest_boundary(hashes)
 
     def state_at(self, block_hash: BlockHash) -> Any:
-        """Return the state behind the prefix that ends with that block; None without one."""
+        """Return the state of the prefix that ends with a block; None without a snapshot."""
         found = self.snapshots.get(block_hash)
         return None if found is None else found.handle
 
     def on_chain(self, hashes: Sequence[BlockHash]) -> list[Snapshot]:
-        """Return the snapshots of a chain, deepest first, one a boundary."""
+        """Return the snapshots of a chain, deepest first, one per boundary."""
         found = {
             entry.num_blocks: entry for entry in self.snapshots.entries if entry.lies_on(hashes)
         }
         return [found[num_blocks] for num_blocks in sorted(found, reverse=True)]
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Drop all snapshots."""
         self.snapshots.clear()
         self._enter()

@@ -1,4 +1,4 @@
-"""Recurrent states: snapshots at boundaries, and the states of live sequences."""
+"""The manager of recurrent states: snapshots at boundaries, and states of live sequences."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class LiveStates(Protocol):
     """The states of live sequences, on the device; see `pools.state_store.StateStore`."""
 
     def install(self, sequence: SequenceId, position: int, state: Any) -> None:
-        """Let a sequence continue at `position` from a state that was kept or restored."""
+        """Set a sequence's state at `position` to a kept or restored state."""
         ...
 
     def rewind(self, sequence: SequenceId, position: int) -> None:
@@ -30,22 +30,22 @@ class LiveStates(Protocol):
         ...
 
     def release(self, sequence: SequenceId) -> None:
-        """Forget a sequence's state; harmless if there is none."""
+        """Free a sequence's state; a sequence without a state is ignored."""
         ...
 
 
 class StateManager:
-    """Says where a model with recurrent layers can continue. A `manager.Manager`.
+    """Finds prefixes with snapshots of recurrent layers. Implements `manager.Manager`.
 
-    A state is the sum of all positions before it, so it continues at exactly one boundary of
-    one chain. Pure bookkeeping; owned by the engine thread.
+    A state depends on all positions before it, so a snapshot continues exactly one chain at
+    one boundary. Pure bookkeeping; owned by the engine thread.
 
     Attributes:
-        groups: None, since states are not kept in blocks.
-        enabled: True: the model keeps recurrent state.
-        keeper: Snapshots at boundaries; None keeps none, so that no prefix is ever found.
+        groups: Empty, since states are not kept in blocks.
+        enabled: True: the model has recurrent layers.
+        keeper: The kept snapshots. With None no snapshot is kept and no prefix is found.
         live: The states of live sequences; None in tests of the bookkeeping alone.
-        num_publications: Rises whenever a promised boundary gets its snapshot or is given up.
+        num_publications: Rises when a promised boundary gets its snapshot or is withdrawn.
     """
 
     groups: Sequence[BlockGroup] = ()
@@ -69,7 +69,7 @@ class StateManager:
         return Found(deepest, state=state)
 
     def attach(self, sequence: CacheSequence, found: Found) -> None:
-        """Continue from the snapshot; a prefix without one latches the sequence."""
+        """Install the snapshot. A prefix without a snapshot latches the sequence."""
         sequence.latched = found.num_blocks > 0 and found.state is None
         if found.state is not None:
             self._install(sequence, found.num_blocks * self._block_size, found.state)
@@ -78,7 +78,7 @@ class StateManager:
         """Do nothing: the states of running sequences are allocated at load."""
 
     def reserve(self, sequence: CacheSequence, end: int) -> None:
-        """Do nothing: a state has one size."""
+        """Do nothing: the size of a state is constant."""
 
     def make_restore_room(self, sequence: CacheSequence, end: int) -> None:
         """Do nothing."""
@@ -87,25 +87,25 @@ class StateManager:
         """Do nothing."""
 
     def publish(self, sequence: CacheSequence, index: int) -> bool:
-        """Return True: a block has no part of the state."""
+        """Return True: blocks hold no recurrent state."""
         return True
 
     def commit(self, sequence: CacheSequence, first: int) -> None:
-        """Do nothing: `reach` brings the snapshots, after the step that computed them."""
+        """Do nothing: `reach` takes snapshots after the step that computed them."""
 
     def check_rewind(self, sequence: CacheSequence, end: int) -> None:
-        """Allow every rewind; `LiveStates.rewind` refuses where no state was kept."""
+        """Allow every rewind; `LiveStates.rewind` refuses positions without a kept state."""
 
     def rewind(self, sequence: CacheSequence) -> None:
-        """Take the state back to the cursor."""
+        """Set the state to the kept state at the cursor."""
         if self.live is not None:
             self.live.rewind(sequence.id, sequence.cursor)
 
     def expire(self, sequence: CacheSequence) -> None:
-        """Do nothing: the newest state is the only one."""
+        """Do nothing: a sequence holds only its newest state."""
 
     def release(self, sequence: CacheSequence) -> None:
-        """Keep the newest boundary's state for others and forget the sequence's own."""
+        """Publish the state of the newest boundary and free the sequence's own state."""
         if self.keeper is not None and sequence.reached is not None:
             self.keeper.keep(sequence.owner, sequence.chain, sequence.reached)
         sequence.reached = None
@@ -114,7 +114,7 @@ class StateManager:
             self.live.release(sequence.id)
 
     def clear(self) -> None:
-        """Forget every snapshot."""
+        """Drop every snapshot."""
         if self.keeper is not None:
             self.keeper.clear()
 
@@ -131,15 +131,16 @@ class StateManager:
     # -- boundaries ------------------------------------------------------------------------
 
     def boundaries(self, sequence: CacheSequence) -> list[int]:
-        """Return the positions at which a prefill has to stop for a snapshot, ascending."""
+        """Return the positions at which a prefill stops for a snapshot, ascending."""
         if self.keeper is None:
             return []
         return self.keeper.boundaries(len(sequence.tokens), sequence.frontier)
 
     def shared_prefix(self, one: CacheSequence, other: CacheSequence) -> int:
-        """Return the tokens of the whole blocks with which two prompts begin alike.
+        """Return the length in tokens of the common prefix of two prompts, in whole blocks.
 
-        At most all tokens but the last one of either; 0 where no snapshots are kept.
+        The last token of either prompt is never part of the prefix. 0 if snapshots are not
+        kept.
         """
         if self.keeper is None:
             return 0
@@ -152,33 +153,34 @@ class StateManager:
         return shared * size
 
     def promise(self, sequence: CacheSequence, boundaries: Iterable[int]) -> None:
-        """Announce the boundaries at which a prefill will stop, to those that may wait."""
+        """Mark boundaries as pending: the prefill will take snapshots there."""
         hashes = sequence.chain.hashes
         promised = [hashes[boundary // self._block_size - 1] for boundary in boundaries]
         self._promised.claim(sequence.id, promised)
 
     def awaited(self, chain: PrefixChain, held: int, limit: int) -> int:
-        """Return the deepest boundary, in blocks, whose state somebody is about to keep."""
+        """Return the deepest pending boundary of a chain, in blocks; `held` without one."""
         for num_blocks in range(limit if len(self._promised) else held, held, -1):
             if chain.hashes[num_blocks - 1] in self._promised:
                 return num_blocks
         return held
 
     def confirm(self, sequence: CacheSequence, state: KeptState) -> None:
-        """Give a sequence the state that backs its prefix, which may be used from now on."""
+        """Install the restored state of a sequence's prefix and remove the latch."""
         self._install(sequence, state.boundary, state.handle)
         sequence.latched = False
 
     def reach(self, sequence: CacheSequence, state: KeptState, *, shared: bool) -> None:
-        """Take the state of a boundary that a step has computed.
+        """Take the state at a boundary that a step has computed.
 
-        A boundary whose blocks are not published cannot be found, so its state is dropped.
+        The state is dropped if the blocks up to the boundary are not published, since lookups
+        could not reach the boundary.
 
         Args:
-            sequence: Whose.
+            sequence: The sequence of the state.
             state: The state.
-            shared: Others may look for it: keep it now. Otherwise it is kept when the
-                sequence ends, if no newer one has come.
+            shared: True publishes the state now. False publishes the state at `release`,
+                unless a newer one replaces it.
         """
         published = sequence.num_published * self._block_size
         if self.keeper is None or published < state.boundary:

@@ -1,4 +1,4 @@
-"""The cache's figures, as snapshots."""
+"""Figures of the cache."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from ..contract.layer_spec import AttentionSpec
 
 
 def group_kind(spec: AttentionSpec | None) -> str:
-    """Return what the layers of a group keep, in a word or two.
+    """Return the kind of a group in a word or two.
 
     Args:
-        spec: Of the group; None for the group of a model that has recurrent layers alone,
-            whose blocks have no pool and only count tokens.
+        spec: The specification of the group's layers; None if all layers are recurrent. The
+            blocks of such a group have no pool and only count tokens.
     """
     if spec is None:
         return "no keys"
@@ -24,16 +24,16 @@ class GroupStats:
     """One group's figures; `num_blocks = 1 + num_free + num_evictable + num_live`.
 
     Attributes:
-        kind: What its layers keep: `full` for every position, `window 64` for the newest 64,
+        kind: `full` for groups without a window, `window 64` for a window of 64 positions,
             `no keys` if all layers are recurrent.
         num_blocks: Blocks, the null block included.
-        max_num_blocks: Blocks that growth may reach.
-        num_free: Blocks that hold nothing.
-        num_evictable: Blocks that only the prefix table knows.
+        max_num_blocks: The most blocks that growth may reach.
+        num_free: Blocks without references and without published content.
+        num_evictable: Published blocks without references.
         num_live: Blocks that sequences hold.
         evictions: Blocks evicted so far.
-        growths: Times that the pool grew.
-        growth_refusals: Times that memory did not allow it.
+        growths: How often the pool grew.
+        growth_refusals: How often the memory budget refused growth.
     """
 
     kind: str
@@ -52,13 +52,13 @@ class CacheStats:
     """The figures of all groups.
 
     Attributes:
-        groups: One a group.
+        groups: The figures of each group.
         prefix_lookups: Sequences that were attached.
-        prefix_hit_tokens: Tokens that they did not have to compute.
-        prefix_unbacked_tokens: Tokens behind those whose keys and values were held and had to
-            be computed again, since the state or the window at their end was not.
-        snapshot_bytes: Bytes of the recurrent states that are kept for later requests.
-        snapshot_refusals: States that were not kept, since memory had no room for one.
+        prefix_hit_tokens: Tokens of their prefix hits.
+        prefix_unbacked_tokens: Tokens behind the hits whose blocks were published, but without
+            the snapshot or the window at their end. They were computed again.
+        snapshot_bytes: Bytes of all snapshots of recurrent states.
+        snapshot_refusals: Snapshots that were not kept for lack of memory.
     """
 
     groups: tuple[GroupStats, ...]
@@ -75,9 +75,9 @@ class PrefixCounts:
 
     Attributes:
         lookups: Sequences that were attached.
-        hit_tokens: Tokens of their hits.
-        unbacked_tokens: Tokens behind the hits whose blocks were held, without the state or
-            the window at their end.
+        hit_tokens: Tokens of their prefix hits.
+        unbacked_tokens: Tokens behind the hits whose blocks were published, but without the
+            snapshot or the window at their end.
     """
 
     lookups: int = 0

@@ -1,4 +1,4 @@
-"""Groups whose layers see a window of the newest positions."""
+"""The manager of groups with a sliding window."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from .window_pins import WindowPins
 
 
 class WindowManager(BlockManager):
-    """Moves windows on with the committed frontier. A `manager.Manager`.
+    """Expires blocks that a window has moved past. Implements `manager.Manager`.
 
-    Pure bookkeeping; owned by the engine thread.
+    A window moves with the committed frontier. Pure bookkeeping; owned by the engine thread.
 
     Attributes:
-        pins: Boundaries whose windows are held on to.
+        pins: The pinned boundaries.
     """
 
     def __init__(self, groups: abc.Sequence[BlockGroup], row_elements: int) -> None:
-        """Hold nothing yet.
+        """Make the manager.
 
         Args:
             groups: All groups with a window.
@@ -39,13 +39,13 @@ class WindowManager(BlockManager):
         self.pins = WindowPins(groups, window, row_elements)
 
     def find(self, chain: PrefixChain, limit: int) -> Found:
-        """Return the deepest boundary at which every window is held as a whole."""
+        """Return the deepest boundary at which every window is held completely."""
         found = find_agreed(self._finders, chain, limit)
         blocks = {i: entries for answer in found for i, entries in answer.blocks.items()}
         return Found(found[0].num_blocks, blocks)
 
     def make_room(self, sequence: Sequence, end: int) -> None:
-        """Grow, evict, and at last take blocks that the sequence itself has moved past."""
+        """Grow pools; if blocks are still missing, expire blocks of the sequence itself."""
         for group in self.groups:
             self._make_room(group, sequence, sequence.tables[group.index].num_missing(end))
 
@@ -53,8 +53,7 @@ class WindowManager(BlockManager):
         """Make room in one group.
 
         Steps in flight may still use the blocks that are taken from the sequence. Reuse is
-        safe because the device runs submissions in order. The blocks were not published, so
-        no other sequence finds them.
+        safe because the device runs submissions in order.
         """
         try:
             group.make_room(count)
@@ -66,12 +65,12 @@ class WindowManager(BlockManager):
             group.make_room(count)
 
     def make_restore_room(self, sequence: Sequence, end: int) -> None:
-        """Make room for the window at `end` alone."""
+        """Make room for the window at `end` only."""
         for group in self.groups:
             group.make_room(self._num_restored(group, sequence, end))
 
     def reserve_restore(self, sequence: Sequence, end: int) -> None:
-        """Hold blocks for the window at `end` apart until `install` says where it ends."""
+        """Allocate blocks for the window at `end`; `install` moves them into the tables."""
         for group in self.groups:
             count = self._num_restored(group, sequence, end)
             sequence.spare[group.index] = group.allocator.allocate(count)
@@ -81,37 +80,37 @@ class WindowManager(BlockManager):
         return blocks_for(end, self._block_size) - max(group.first_needed(end), len(table))
 
     def commit(self, sequence: Sequence, first: int) -> None:
-        """Hold on to the boundaries that were passed, as far as the rules want them."""
+        """Pin the boundaries that the sequence has passed, as the rules allow."""
         self.pins.commit(sequence, first)
 
     def check_rewind(self, sequence: Sequence, end: int) -> None:
-        """Refuse a rewind behind a window that has given way to a reservation.
+        """Refuse a rewind to a position whose window was expired by `make_room`.
 
         Raises:
-            CacheMisuseError: The window of a token at `end` is not held any more.
+            CacheMisuseError: The window of a token at `end` is no longer held.
         """
         for group in self.groups:
             if sequence.tables[group.index].num_expired > group.first_needed(end):
                 raise CacheMisuseError(
                     f"rewind to position {end} (sequence {sequence.id})",
-                    f"the window of a token at {end} is not held any more",
+                    f"the window of a token at {end} is no longer held",
                 )
 
     def rewind(self, sequence: Sequence) -> None:
-        """Give back what a restore held for its windows and did not use."""
+        """Free the blocks that a restore reserved and did not use."""
         self._free_spare(sequence)
 
     def expire(self, sequence: Sequence) -> None:
-        """Give back the blocks that the window at the frontier has moved past."""
+        """Release the blocks that the window at the frontier has moved past."""
         for group in self.groups:
             table = sequence.tables[group.index]
             group.allocator.expire(table.expire(group.first_needed(sequence.frontier)))
 
     def release(self, sequence: Sequence) -> None:
-        """Give the references back; blocks of the last window are evicted like others.
+        """Drop the references. Blocks of the last window are evicted in the normal order.
 
-        The first block of that window may be one that the window has moved past within the
-        sequence's last block.
+        Blocks of the window at the last published boundary may already be expired, if the
+        frontier lies behind that boundary. `rescue` moves them back.
         """
         self._free_spare(sequence)
         super().release(sequence)
@@ -123,7 +122,7 @@ class WindowManager(BlockManager):
         return sequence.chain.hashes[group.first_needed(end * self._block_size) : end]
 
     def clear(self) -> None:
-        """Hold on to no boundary any more."""
+        """Remove all pins."""
         self.pins.clear()
 
     def _free_spare(self, sequence: Sequence) -> None:
@@ -133,14 +132,14 @@ class WindowManager(BlockManager):
     # -- sidecars --------------------------------------------------------------------------
 
     def deepest(self, chain: PrefixChain, limit: int) -> int:
-        """Return how many of the first `limit` blocks end where all windows are held; or 0."""
+        """Return the deepest boundary at which all windows are held, in blocks; 0: none."""
         return self.find(chain, limit).num_blocks
 
     def blocks_at(self, chain: PrefixChain, num_blocks: int) -> dict[int, list[BlockId]] | None:
-        """Return the published blocks of the windows at a boundary; changes nothing.
+        """Return the published blocks of the windows at a boundary.
 
         Returns:
-            Group -> ids; None if a window is not held as a whole any more.
+            Group index -> block ids; None if a window is not held completely.
         """
         found: dict[int, list[BlockId]] = {}
         for group in self.groups:
@@ -151,17 +150,17 @@ class WindowManager(BlockManager):
         return found
 
     def install(self, sequence: Sequence, boundary: int) -> dict[int, list[BlockId]]:
-        """Let the windows of a sequence end at a boundary that is being restored.
+        """Set the end of a sequence's windows to a boundary that is being restored.
 
-        Blocks of the window that memory had stay as they are.
+        Window blocks that were found in memory stay in the tables.
 
         Args:
-            sequence: It holds blocks from `Coordinator.reserve_restore`.
-            boundary: Where, in tokens, at most as far as was reserved.
+            sequence: A sequence with blocks from `Coordinator.reserve_restore`.
+            boundary: The boundary in tokens, within the reserved positions.
 
         Returns:
-            Group -> the blocks whose content has to be written, the last ones before the
-            boundary.
+            Group index -> ids of the blocks that the caller must write: the last blocks
+            before the boundary.
         """
         installed: dict[int, list[BlockId]] = {}
         for group in self.groups:
@@ -179,13 +178,13 @@ class WindowManager(BlockManager):
 
 
 class _WindowFinder:
-    """Finds the prefixes of which one group holds the whole window."""
+    """Finds prefixes at whose end one group holds the complete window."""
 
     def __init__(self, group: BlockGroup) -> None:
         self._group = group
 
     def find(self, chain: PrefixChain, limit: int) -> Found:
-        """Return the deepest boundary whose window is held; earlier entries are null."""
+        """Return the deepest boundary whose window is held; entries before it are null."""
         group, boundary, held = self._group, limit, list[Block]()
         size = group.allocator.block_size
         for first in range(limit, 0, -1):

@@ -1,4 +1,4 @@
-"""Boundaries whose windows are held on to, by pins on their blocks."""
+"""Pins on the window blocks of boundaries that are worth keeping."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from .window_retention import (
 
 
 class WindowPins:
-    """Pins the blocks of windows at boundaries that later prompts may end at.
+    """Pins window blocks at boundaries where later prompts may diverge.
 
-    An entry of `snapshots` is a wish: the blocks that are held decide whether a boundary can
-    be continued from, and never an entry.
+    A pin does not prevent eviction, so `WindowManager.find` asks the prefix table and never
+    `snapshots`.
 
     Attributes:
-        snapshots: Boundaries that are held on to.
-        rules: Which boundaries, and how many.
+        snapshots: The pinned boundaries.
+        rules: Limits on pinned boundaries.
     """
 
     def __init__(
         self, groups: abc.Sequence[BlockGroup], window: int, row_elements: int
     ) -> None:
-        """Hold on to nothing yet.
+        """Make an empty set of pins.
 
         Args:
             groups: All groups with a window.
@@ -45,11 +45,11 @@ class WindowPins:
         self._window = window
         self._row_bytes = row_elements * ELEMENT_BYTES
         self._block_size = groups[0].allocator.block_size
-        # a boundary every window, however long the request
+        # one boundary per window length, in blocks
         self._cadence = -(-max(window, self._block_size) // self._block_size)
 
     def want_anchors(self, anchors: abc.Sequence[int]) -> None:
-        """Hold on to anchors too, for a cold tier.
+        """Pin anchors too, for a cold tier.
 
         Args:
             anchors: Boundaries in blocks, ascending.
@@ -58,14 +58,14 @@ class WindowPins:
         self.rules = rules_with_anchors(boundaries, self._window, self._row_bytes)
 
     def boundaries(self, first: int, end: int) -> list[int]:
-        """Return the boundaries in `(first, end]` that every request publishes, in blocks."""
+        """Return the boundaries in `(first, end]` that every request pins, in blocks."""
         cadence, size = self._cadence, self._block_size
         regular = set(range((first // cadence + 1) * cadence, end + 1, cadence))
         anchors = {anchor // size for anchor in self.rules.anchors}
         return sorted(regular | {anchor for anchor in anchors if first < anchor <= end})
 
     def commit(self, sequence: Sequence, first: int) -> None:
-        """Hold on to the boundaries that a sequence passed since it had `first` blocks."""
+        """Pin the boundaries in `(first, num_published]` of a sequence, in blocks."""
         passed = set(self.boundaries(first, sequence.num_published))
         if first < sequence.prompt_boundary <= sequence.num_published:
             passed.add(sequence.prompt_boundary)
@@ -75,7 +75,7 @@ class WindowPins:
                 self.keep(sequence.owner, sequence.chain, boundary, prompt=prompt)
 
     def _holds(self, sequence: Sequence, num_blocks: int) -> bool:
-        """Return whether a sequence has the windows at a boundary; restores jump over some."""
+        """Return whether a sequence holds the windows at a boundary; restores skip some."""
         return all(
             sequence.tables[group.index].num_expired
             <= group.first_needed(num_blocks * self._block_size)
@@ -85,15 +85,15 @@ class WindowPins:
     def keep(
         self, owner: str, chain: PrefixChain, num_blocks: int, *, prompt: bool = False
     ) -> None:
-        """Hold on to the window at a boundary of a chain whose blocks there are published.
+        """Pin the window at a boundary of a chain. The window's blocks must be published.
 
         Args:
-            owner: Whose request passed it.
+            owner: The conversation of the request.
             chain: The chain.
-            num_blocks: The boundary.
-            prompt: It is the end of a prompt, where a retry begins, and the next turn if that
-                tells the answer in other words. The newest of them, half of all boundaries,
-                are protected.
+            num_blocks: The boundary in blocks.
+            prompt: Whether the boundary is the end of a prompt. A retry begins there, and so
+                does the next turn if its history words the answer differently. The newest
+                prompt boundaries, up to half of the limit, are protected.
         """
         boundary = num_blocks * self._block_size
         entry = Snapshot(
@@ -119,7 +119,7 @@ class WindowPins:
             self._drop(victim)
 
     def clear(self) -> None:
-        """Hold on to nothing any more."""
+        """Remove all pins."""
         for entry in self.snapshots.entries:
             self._drop(entry)
 
@@ -135,5 +135,5 @@ class WindowPins:
     def _hashes(
         self, group: BlockGroup, chain: abc.Sequence[BlockHash], num_blocks: int
     ) -> abc.Sequence[BlockHash]:
-        """Return the blocks of the window at a boundary."""
+        """Return the hashes of the window's blocks at a boundary."""
         return chain[group.first_needed(num_blocks * self._block_size) : num_blocks]

@@ -1,7 +1,8 @@
-"""Which boundaries of a window are worth keeping, and which of them go first. Pure rules.
+"""Rules for pinned boundaries of windows: which ones are kept, and the order of victims.
 
-A window is no sum: it can be cut out wherever its blocks still are. But blocks that it has
-moved past go first, so boundaries that a later prompt may end at are held on to.
+A window can be used at every boundary whose blocks are still published. Blocks that a window
+has moved past are evicted first, so the blocks of boundaries that a later prompt may need are
+pinned.
 """
 
 from __future__ import annotations
@@ -13,21 +14,21 @@ import attrs
 from .snapshots import Snapshot
 
 PRE_LADDER_LIMIT = 2
-"""Boundaries that are held on to without a cold tier."""
+"""Most pinned boundaries without a cold tier."""
 ELEMENT_BYTES = 4
-"""What an element counts, whatever it is stored as."""
+"""Bytes counted per element, independent of the cache dtype."""
 MAX_ANCHOR_BYTES = 3 << 30
-"""What boundaries may take together with a cold tier."""
+"""Most bytes of pinned boundaries with a cold tier."""
 
 
 @attrs.frozen
 class WindowRules:
-    """How many boundaries are held on to, and which.
+    """Limits on pinned boundaries.
 
     Attributes:
-        max_snapshots: Of all prompts together.
-        anchors: Boundaries that all prompts share, in tokens.
-        max_bytes: Of all of them; None means that only their number counts.
+        max_snapshots: Most pinned boundaries of all prompts.
+        anchors: Boundaries that all prompts have in common, in tokens.
+        max_bytes: Most bytes of all pinned boundaries; None: no limit.
     """
 
     max_snapshots: int = PRE_LADDER_LIMIT
@@ -36,12 +37,12 @@ class WindowRules:
 
 
 def window_bytes(boundary: int, window: int, row_bytes: int) -> int:
-    """Return what a boundary costs: not a window, but what the window holds there.
+    """Return the bytes of the window at a boundary. Early windows are shorter.
 
     Args:
-        boundary: Tokens.
+        boundary: The boundary in tokens.
         window: Positions of the window.
-        row_bytes: Of one position in all layers, `ELEMENT_BYTES` an element.
+        row_bytes: Bytes of one position in all layers, at `ELEMENT_BYTES` per element.
     """
     return min(boundary, window) * row_bytes
 
@@ -49,8 +50,8 @@ def window_bytes(boundary: int, window: int, row_bytes: int) -> int:
 def rules_with_anchors(anchors: Sequence[int], window: int, row_bytes: int) -> WindowRules:
     """Return the rules of a model with a cold tier.
 
-    Anchors are admitted from the shallowest on while there is room for them beside the
-    boundaries that are held on to without a cold tier.
+    Anchors are admitted in ascending order while `MAX_ANCHOR_BYTES` holds them beside
+    `PRE_LADDER_LIMIT` whole windows.
 
     Args:
         anchors: Boundaries in tokens, ascending.
@@ -68,14 +69,15 @@ def rules_with_anchors(anchors: Sequence[int], window: int, row_bytes: int) -> W
 
 
 def choose_window_victim(entries: Sequence[Snapshot], rules: WindowRules) -> Snapshot | None:
-    """Return the boundary that goes next; None if all may stay.
+    """Return the next pinned boundary to drop; None if the limits hold.
 
-    Without anchors the oldest. With them: the oldest that is no anchor, the oldest anchor that
-    the newest entry does not continue, the deepest anchor; the newest entry itself last of all.
+    The victims, in this order: the oldest entry that is not an anchor; the oldest anchor that
+    is not an ancestor of the newest entry; the deepest anchor; the newest entry. Protected
+    entries are never victims unless newest.
 
     Args:
-        entries: All of them in publish order.
-        rules: What is kept.
+        entries: All pinned boundaries in publish order.
+        rules: The limits.
     """
     num_bytes = sum(entry.num_bytes for entry in entries)
     too_large = rules.max_bytes is not None and num_bytes > rules.max_bytes

@@ -1,7 +1,7 @@
-"""The block tables of the running sequences, mirrored on the device.
+"""The block tables of running sequences on the device.
 
 A table grows by one block every `S` tokens. Sending whole tables with each step would cost
-the host time that grows with the context; this mirror is told only what changed.
+host time that grows with the context, so each step sends only the changed entries.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import mlx.core as mx
 class DeviceTables:
     """Block ids `[num_rows, width]` of one group, int32; unused entries are the null block.
 
-    Owned by the engine thread. A row's entries are valid up to its table's length; what
-    lies behind may be another sequence's leftovers and must be masked by the reader.
+    Owned by the engine thread. A row's entries are valid up to the length of the sequence's
+    table. Later entries may be stale entries of another sequence, and readers must mask them.
     """
 
     def __init__(self, num_rows: int, width: int) -> None:
@@ -24,11 +24,11 @@ class DeviceTables:
 
     @property
     def array(self) -> mx.array:
-        """All rows, as they are now; do not keep it."""
+        """The present entries of all rows. References to the array must not outlive a step."""
         return self._table
 
     def update(self, entries: Iterable[tuple[int, int, int]]) -> None:
-        """Set `(row, index, block id)` triples; the update joins the next step's graph."""
+        """Set `(row, index, block id)` entries, as part of the next step's graph."""
         triples = list(entries)
         if not triples:
             return
@@ -39,10 +39,10 @@ class DeviceTables:
         """Return `width` entries `[N, width]` of `rows [N]`.
 
         Args:
-            rows: Rows.
-            width: Entries.
-            first: Index of each row's first one `[N]`; None means 0. What lies behind the
-                table's end is its last entry.
+            rows: Indices of rows.
+            width: Entries per row.
+            first: Index of each row's first entry `[N]`; None means 0. Indices beyond the
+                table's width give the last entry.
         """
         if first is None:
             return self._table[:, :width][rows]

@@ -1,7 +1,7 @@
-"""The contiguous twin of the block-paged cache: one pair of arrays a layer and sequence.
+"""Contiguous caches: one pair of arrays per layer and sequence.
 
-Nothing is shared between sequences and nothing outlives them; it exists so that the paged
-path has something to be compared with, and to be rolled back to.
+Sequences share nothing, and their arrays are freed with them. The flat path is the reference
+of the paged path, and its fallback.
 """
 
 from __future__ import annotations
@@ -21,11 +21,10 @@ GROWTH_TOKENS = 256
 
 
 class FlatCache:
-    """What the layers keep of one sequence.
+    """The cache of one sequence.
 
-    Attention layers: keys and values `[Hk, capacity, D]`, written at a position. Layers with
-    a window: the newest positions. Recurrent layers: the state of one position, replaced as
-    a whole.
+    Attention layers keep keys and values `[Hk, capacity, D]` of all positions. Layers with a
+    window keep the newest positions. Recurrent layers keep the states of the last step.
     """
 
     def __init__(self) -> None:
@@ -41,7 +40,8 @@ class FlatCache:
             slot: The layer's group and ordinal.
             k: Keys.
             v: Values.
-            position: Absolute position of the first token, at most what was written so far.
+            position: Absolute position of the first token, at most the number of positions
+                written so far.
         """
         end = position + k.shape[0]
         keys, values = self._arrays.get(slot) or (_empty_like(k), _empty_like(v))
@@ -57,7 +57,7 @@ class FlatCache:
         return keys[:, :end], values[:, :end]
 
     def window(self, slot: tuple[int, int], spec: SlidingWindow) -> FlatWindow:
-        """Return what a layer keeps that sees a window only."""
+        """Return the window of a layer; an empty one at the first call."""
         return self._windows.setdefault(slot, FlatWindow(spec))
 
     def write_states(self, layer: int, states: Sequence[State], position: int) -> None:
@@ -65,7 +65,7 @@ class FlatCache:
 
         Args:
             layer: Index of the layer.
-            states: One after each token, or the last one alone.
+            states: The states after each of the last tokens, or after the last token only.
             position: Position behind the last token.
         """
         first = position - len(states) + 1
@@ -77,7 +77,7 @@ class FlatCache:
         """Return a layer's state `[1, *shape]` at `position`; zeros at 0.
 
         Raises:
-            CacheMisuseError: No state of that position is kept.
+            CacheMisuseError: The state at `position` is not kept.
         """
         kept = self._states.get(layer) or {0: zero_state(spec, 1, compute_dtype)}
         if position not in kept:
@@ -93,7 +93,7 @@ class FlatCache:
             window.rewind(position)
 
     def arrays(self) -> list[mx.array]:
-        """Return the arrays as they are now, to be evaluated with a step."""
+        """Return the present arrays, to be evaluated with a step."""
         states = (state for kept in self._states.values() for state in kept.values())
         windows = (window.arrays() for window in self._windows.values())
         return [a for kept in (*self._arrays.values(), *windows, *states) for a in kept]

@@ -9,14 +9,14 @@ from ..errors import CacheMisuseError
 
 
 class FlatWindow:
-    """Keys and values `[Hk, rows, D]` of a window's positions and of the step that is run.
+    """Keys and values `[Hk, rows, D]` of a window and of the present step.
 
-    Between two steps `SlidingWindow.rows_at` of them count. What a step has pushed out of the
-    window stays until the next write: layers that read another one's keys come after it.
+    Between two steps the window is the last `SlidingWindow.rows_at` rows. Rows that the step
+    has moved past stay until the next write, because later layers may read them as aliases.
     """
 
     def __init__(self, spec: SlidingWindow) -> None:
-        """Keep nothing yet."""
+        """Make an empty window."""
         self._spec = spec
         self._arrays: tuple[mx.array, mx.array] | None = None
         self._end = 0
@@ -25,7 +25,7 @@ class FlatWindow:
         """Append `k [L, Hk, D]` and `v [L, Hk, Dv]` at `[position, position + L)`.
 
         Raises:
-            CacheMisuseError: The position is not the one behind the last token.
+            CacheMisuseError: `position` does not follow the last token.
         """
         if position != self._end:
             raise CacheMisuseError(
@@ -37,7 +37,7 @@ class FlatWindow:
         self._end = position + k.shape[0]
 
     def rewind(self, position: int) -> None:
-        """Forget the positions from `position` on, at most those of the last write.
+        """Drop the positions from `position` on, at most the positions of the last write.
 
         A write keeps the whole window before it, so the window at `position` is still held.
         """
@@ -48,7 +48,7 @@ class FlatWindow:
             self._end = position
 
     def read(self, length: int) -> tuple[mx.array, mx.array]:
-        """Return keys and values that the last `length` tokens see, oldest first."""
+        """Return the keys and values visible to the last `length` tokens, oldest first."""
         return self._newest(self._spec.window - 1 + length)
 
     def snapshot(self) -> tuple[mx.array, mx.array]:
@@ -56,7 +56,7 @@ class FlatWindow:
         return self._newest(self._spec.rows_at(self._end))
 
     def arrays(self) -> tuple[mx.array, ...]:
-        """Return the arrays as they are now."""
+        """Return the present arrays."""
         return self._arrays or ()
 
     def _newest(self, num_rows: int) -> tuple[mx.array, mx.array]:

@@ -23,8 +23,8 @@ class LayerPool:
     Owned by the engine thread.
 
     Attributes:
-        generation: Rises at each growth; whoever kept a reference to an array must drop it.
-        group: The arrays. A step that writes by kernels puts another token in its place.
+        generation: Rises at each growth; references to older arrays must be dropped.
+        group: The arrays. A step whose kernels write to pages replaces the write fence.
     """
 
     def __init__(
@@ -52,9 +52,9 @@ class LayerPool:
 
         Not by garbage: a masked slot still enters a product, with weight 0.
         """
-        token = mx.zeros((1,), mx.int32)
+        fence = mx.zeros((1,), mx.int32)
         keys, values = (self._zeros(shape) for shape in self._shapes)
-        self.group = GroupPages(keys, values, token)
+        self.group = GroupPages(keys, values, fence)
         mx.eval(self.arrays())
 
     def _zeros(self, shape: tuple[int, ...]) -> list[mx.array]:
@@ -78,7 +78,7 @@ class LayerPool:
 
     def arrays(self) -> list[mx.array]:
         """Return the arrays as they are now, to be evaluated with a step; do not keep them."""
-        return [*self.group.keys, *self.group.values, self.group.token]
+        return [*self.group.keys, *self.group.values, self.group.fence]
 
     def slots(self, blocks: mx.array, offsets: mx.array) -> mx.array:
         """Return where tokens are written, for `write`; for all layers.

@@ -1,4 +1,4 @@
-"""How the tokens of a step are divided among the calls of a recurrence."""
+"""The scan calls of a step: groups of rows whose recurrence runs in one call."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from ..contract.forward import StepBatch
 
 @attrs.frozen
 class ScanCall:
-    """Rows whose recurrence is computed together.
+    """Rows whose recurrence is computed in one call.
 
     Attributes:
-        rows: Their segments.
-        start: Index of their first token in the step.
-        num_rows: How many rows.
-        length: Tokens a row.
-        each: Whether the state after each token is wanted.
+        rows: The segments of the rows.
+        start: Index of the first token in the step.
+        num_rows: Number of rows.
+        length: Tokens per row.
+        each: Whether the state after each token is kept.
     """
 
     rows: slice
@@ -27,7 +27,7 @@ class ScanCall:
 
 
 def scan_calls(batch: StepBatch) -> list[ScanCall]:
-    """Return the calls of a step's scans, in token order: one a wave, then one a slice."""
+    """Return the scan calls of a step in token order: one per wave, then one per slice."""
     calls: list[ScanCall] = []
     row = start = 0
     for wave in batch.waves:

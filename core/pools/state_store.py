@@ -1,9 +1,9 @@
-"""Recurrent state between two steps. Rows that were computed together stay stacked.
+"""Recurrent states between steps. The states of a wave stay stacked in one array per tensor.
 
-A wave of decode rows is mostly the wave before, so its states are handed on as they are;
-rows are gathered only when somebody joins or leaves. A state is never written in place: each
-step makes a new stack, and the old one goes when nobody stands in it. So a step may be built
-on states that the device is still computing.
+Successive waves mostly have the same rows, so a wave reads the stack of the previous wave
+directly. Rows are gathered only when requests join or leave. States are never written in
+place: each step makes a new stack, and an old stack is freed with its last row. A step may
+therefore be built on states that the device is still computing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .scan_calls import scan_calls
 
 
 def zero_state(spec: RecurrentState, num_rows: int, compute_dtype: mx.Dtype) -> State:
-    """Return the state of sequences without a token, `[num_rows, *shape]` a tensor."""
+    """Return the states at position 0: zeros `[num_rows, *shape]` for each tensor."""
     return tuple(
         mx.zeros(
             (num_rows, *tensor.shape),
@@ -34,11 +34,11 @@ def zero_state(spec: RecurrentState, num_rows: int, compute_dtype: mx.Dtype) -> 
 
 
 class StateStack:
-    """The states of rows that a step computes together, `[N, *shape]`, layer by layer.
+    """The states `[N, *shape]` of the rows of a scan call, by layer.
 
     Attributes:
         num_rows: `N`.
-        layers: Layer -> its state; filled while the step's graph is built.
+        layers: Layer -> state; filled while the step's graph is built.
     """
 
     def __init__(self, num_rows: int) -> None:
@@ -46,11 +46,11 @@ class StateStack:
         self.layers: dict[int, State] = {}
 
     def arrays(self) -> list[mx.array]:
-        """Return all tensors, layer by layer."""
+        """Return all tensors in the order of layers."""
         return [t for layer in sorted(self.layers) for t in self.layers[layer]]
 
     def take(self, row: int) -> StateStack:
-        """Return a stack of that row alone, which does not keep the others alive."""
+        """Return a copy of one row as a new stack, so that the other rows can be freed."""
         alone, index = StateStack(1), mx.array([row])
         alone.layers = {
             layer: tuple(tensor[index] for tensor in state)
@@ -61,13 +61,13 @@ class StateStack:
 
 @attrs.frozen(eq=False)
 class _Place:
-    """Where a sequence's state is.
+    """The location of a sequence's state.
 
     Attributes:
-        stack: Its stack; None for zeros.
-        row: Its row there.
-        position: Tokens that the state sums up.
-        step: The step that computes it, counted by the store.
+        stack: The stack; None for zeros.
+        row: The row in the stack.
+        position: The position of the state: the number of tokens before it.
+        step: The number of the step that computes the state.
     """
 
     stack: StateStack | None
@@ -82,8 +82,8 @@ class _Run:
 
     Attributes:
         stack: The stack; None for zeros.
-        num_rows: How many rows.
-        indices: Their rows in the stack; None for the whole stack in its order.
+        num_rows: Number of rows.
+        indices: Indices of the rows in the stack; None for the whole stack in order.
     """
 
     stack: StateStack | None
@@ -92,7 +92,7 @@ class _Run:
 
     @classmethod
     def of(cls, stack: StateStack | None, rows: list[int]) -> _Run:
-        """Make a run of some of a stack's rows."""
+        """Return the run of the given rows of a stack."""
         whole = stack is None or rows == list(range(stack.num_rows))
         return cls(stack, len(rows), None if whole else mx.array(rows))
 
@@ -107,9 +107,9 @@ class _Run:
 
 @attrs.frozen(eq=False)
 class StateRows:
-    """The rows of one call of a scan: where their states come from, and where they go.
+    """The states of one scan call: runs to read from, and stacks to write to.
 
-    There is one target for each token whose state after it is kept.
+    There is one target stack per token whose state is kept.
     """
 
     _runs: tuple[_Run, ...]
@@ -119,7 +119,8 @@ class StateRows:
         """Return the rows' states `[N, *shape]` before the step.
 
         Raises:
-            CacheMisuseError: The step before did not scan the layer, or this one did already.
+            CacheMisuseError: The previous step did not scan the layer, or the present step
+                scanned the layer before.
         """
         if layer in self._targets[-1].layers:
             raise CacheMisuseError(f"scan layer {layer}", "it was scanned in this step before")
@@ -129,7 +130,7 @@ class StateRows:
         return tuple(mx.concatenate(list(tensors)) for tensors in zip(*parts, strict=True))
 
     def write(self, layer: int, states: Sequence[State]) -> None:
-        """Keep the rows' states `[N, *shape]`: after each token, or after the last one."""
+        """Keep the rows' states `[N, *shape]`: after each token, or after the last token."""
         for target, state in zip(self._targets, states, strict=True):
             target.layers[layer] = state
 
@@ -137,9 +138,10 @@ class StateRows:
 class StateStore:
     """The states of all live sequences. Owned by the engine thread.
 
-    A sequence at position 0 begins with zeros, whatever is known of it; at any other position
-    its state must be the one of just that position, or the step is refused. A step of rows
-    that verify drafts keeps the state after each of their tokens until the next step.
+    At position 0 a sequence starts with zeros, even if a state is stored. At any other
+    position the stored state must be the state of exactly that position, or the step is
+    refused. Rows that verify drafts keep the state after each token until the sequence's next
+    step.
     """
 
     def __init__(self) -> None:
@@ -149,7 +151,7 @@ class StateStore:
 
     @property
     def num_rows(self) -> int:
-        """Sequences that have a state."""
+        """Number of sequences with a state."""
         return len(self._places)
 
     @property
@@ -158,7 +160,7 @@ class StateStore:
         return sum(array.nbytes for array in self.arrays())
 
     def arrays(self) -> list[mx.array]:
-        """Return the arrays as they are now, to be evaluated with a step."""
+        """Return the present arrays, to be evaluated with a step."""
         places = [*self._places.values(), *itertools.chain(*self._trails.values())]
         stacks = {id(p.stack): p.stack for p in places if p.stack is not None}
         return [
@@ -169,28 +171,28 @@ class StateStore:
         ]
 
     def clear(self) -> None:
-        """Forget every state; each sequence has to begin at position 0 again."""
+        """Free every state. Sequences must start at position 0 again."""
         self._places.clear()
         self._trails.clear()
 
     def snapshot(self, sequence: SequenceId) -> StateStack:
-        """Return a sequence's state as it will be after the step that was built last."""
+        """Return a sequence's lazy state after the newest step that was built."""
         place = self._places[sequence]
         assert place.stack is not None
         return place.stack if place.stack.num_rows == 1 else place.stack.take(place.row)
 
     def install(self, sequence: SequenceId, position: int, state: StateStack) -> None:
-        """Let a sequence continue at `position` from a state that was kept or restored."""
+        """Set a sequence's state at `position` to a kept or restored state."""
         self._places[sequence] = _Place(state, 0, position, self._num_steps)
         self._trails.pop(sequence, None)
 
     def rewind(self, sequence: SequenceId, position: int) -> None:
         """Take a sequence's state back to an earlier position of its last step.
 
-        A sequence that has computed nothing behind `position` stays as it is.
+        A state at or before `position` is not changed.
 
         Raises:
-            CacheMisuseError: The step kept no state there; nothing was changed.
+            CacheMisuseError: The step kept no state at `position`; nothing was changed.
         """
         place, trail = self._places.get(sequence), self._trails.get(sequence, [])
         if place is None or place.position <= position:
@@ -205,7 +207,7 @@ class StateStore:
         self._trails.pop(sequence)
 
     def release(self, sequence: SequenceId) -> None:
-        """Forget a sequence's state; harmless if there is none."""
+        """Free a sequence's state; a sequence without a state is ignored."""
         self._places.pop(sequence, None)
         self._trails.pop(sequence, None)
 
@@ -214,16 +216,16 @@ class StateStore:
         return sequence in self._places
 
     def begin(self, batch: StepBatch, sequences: Sequence[SequenceId]) -> list[StateRows]:
-        """Return the rows of a step's scans: one call a wave, then one a slice.
+        """Return the states of each scan call: one call per wave, then one per slice.
 
-        From now on the sequences' states are the ones that the step will compute.
+        The stored states become the states after the step.
 
         Args:
             batch: The step's tokens.
             sequences: The sequence of each segment.
 
         Raises:
-            CacheMisuseError: A sequence has no state for its position; nothing was changed.
+            CacheMisuseError: A sequence has no state at its position; nothing was changed.
         """
         segments = batch.segments
         sources = [self._source(*pair) for pair in zip(sequences, segments, strict=True)]
@@ -251,9 +253,10 @@ class StateStore:
         return place
 
     def _separate(self, sequences: Sequence[SequenceId]) -> None:
-        """Take rows that sat out a whole step out of their stack, or all of it stays alive.
+        """Copy rows without a part in the last step out of their stacks.
 
-        Not at once: most rows that a wave leaves behind have ended, and are about to go.
+        A single row would keep its whole stack alive. Rows are copied one step late, because
+        most rows that leave a wave belong to ended requests and are released soon.
         """
         computed = set(sequences)
         for sequence, place in list(self._places.items()):
@@ -265,7 +268,7 @@ class StateStore:
     def _advance(
         self, sequences: Sequence[SequenceId], segments: Sequence[Segment], *, each: bool
     ) -> tuple[StateStack, ...]:
-        """Give the sequences their places in new stacks, which the step will fill."""
+        """Assign the sequences to rows of new stacks, which the step fills."""
         length = segments[0].length if each else 1
         stacks = tuple(StateStack(len(sequences)) for _ in range(length))
         for row, (sequence, segment) in enumerate(zip(sequences, segments, strict=True)):
@@ -286,7 +289,7 @@ def _runs(sources: Sequence[_Place]) -> tuple[_Run, ...]:
 
 
 def state_bytes(stack: StateStack) -> list[memoryview]:
-    """Return the bytes of a stack of one row, tensor by tensor, layer by layer; copied."""
+    """Return copies of the bytes of a stack of one row, one piece per tensor, by layer."""
     plain = [t.view(mx.uint16 if t.itemsize == 2 else mx.uint32) for t in stack.arrays()]
     mx.eval(plain)
     return [memoryview(np.array(tensor).data).cast("B") for tensor in plain]
@@ -295,12 +298,12 @@ def state_bytes(stack: StateStack) -> list[memoryview]:
 def state_of_bytes(
     pieces: Sequence[memoryview], layers: Sequence[int], spec: RecurrentState, dtype: mx.Dtype
 ) -> StateStack:
-    """Return the stack of one row that `state_bytes` took apart.
+    """Return the stack of one row that `state_bytes` serialised.
 
     Args:
-        pieces: Its bytes.
-        layers: The layers that keep state, ascending.
-        spec: What each of them keeps.
+        pieces: The bytes of each tensor.
+        layers: The recurrent layers, ascending.
+        spec: The specification of their states.
         dtype: Compute dtype.
     """
     stack, remaining = StateStack(1), iter(pieces)

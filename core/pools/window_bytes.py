@@ -1,7 +1,7 @@
-"""A window's keys and values, between the pages of its blocks and consecutive rows.
+"""Conversion of a window's keys and values between pages and the format on disk.
 
-On disk a window is `[1, Hk, rows, D]`, as a contiguous cache has it; in a pool its rows lie in
-pages `[Hk, S, D]`. They are the same bytes in another order.
+On disk a window is `[1, Hk, rows, D]`. In a pool its rows are in pages `[Hk, S, D]`. The
+conversion only reorders bytes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 
 def window_of_blocks(blocks: Sequence[Sequence[memoryview]], kv_heads: int) -> list[memoryview]:
-    """Return keys and values of each layer in turn, `[Hk, rows, D]`, oldest row first.
+    """Return keys, then values, of each layer, `[Hk, rows, D]`, oldest row first.
 
     Args:
         blocks: The window's blocks in logical order, as `LayerPool.read_blocks` returns them.
@@ -35,9 +35,9 @@ def blocks_of_window(
     """Return the bytes of each block of a window, as `LayerPool.write_blocks` takes them.
 
     Args:
-        pieces: What `window_of_blocks` returned.
+        pieces: The result of `window_of_blocks`.
         kv_heads: `Hk`.
-        num_blocks: Blocks of the window; its rows fill them.
+        num_blocks: Blocks of the window; rows fill every block.
     """
     pages = [_by_block(piece, kv_heads, num_blocks) for piece in pieces]
     return [memoryview(block.data).cast("B") for block in np.concatenate(pages, axis=1)]

@@ -1,4 +1,4 @@
-"""Which drafts of a request are its next tokens."""
+"""Acceptance of drafts."""
 
 from __future__ import annotations
 
@@ -9,19 +9,18 @@ T = TypeVar("T", bound=int | None)
 
 
 def accepted(drafts: Sequence[int], drawn: Sequence[T]) -> list[T]:
-    """Return the tokens that verification yields: those that plain decoding would have drawn.
+    """Return the tokens of a verified row. Plain decoding would draw the same tokens.
 
-    The target's token is drawn at every position with the request's own noise. Each draft
-    that equals the draw confirms the next position; the first draw that differs, or the one
-    behind the last draft, is the last token.
+    The target's token is drawn at every position with the request's own noise. A draw is kept
+    while all drafts before it equal the draws at their positions.
 
     Args:
         drafts: `k` proposals.
-        drawn: The `k + 1` tokens that were drawn after 0, 1, ... k of them; or none. None in
-            the place of a token that could not be drawn: it equals no draft.
+        drawn: The `k + 1` draws after 0, 1, ... k drafts; or empty. None replaces the draw
+            of a position whose logits are not finite.
 
     Returns:
-        1 to `k + 1` tokens; none if nothing was drawn.
+        1 to `k + 1` tokens; empty if `drawn` is empty.
     """
     for index, draft in enumerate(drafts):
         if draft != drawn[index]:

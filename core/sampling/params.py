@@ -1,4 +1,4 @@
-"""What a request may ask of the sampler. Pure values: building one validates it."""
+"""The sampling parameters of a request, validated at construction."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Reader: TypeAlias = Callable[[Any, Field], Any]
 
 
 def _is_number(value: object, low: float, high: float) -> bool:
-    # a bool is an int to Python, and NaN fails every comparison
+    # bool is a subclass of int; NaN fails every comparison
     return (
         isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high
     )
@@ -33,9 +33,9 @@ def _is_integer(value: object, low: int, high: int | None) -> bool:
 
 
 def _field(read: Reader, **default: Any) -> Any:
-    """Declare a field whose value `read` checks and turns into exact builtin types.
+    """Declare a field whose value `read` checks and converts to exact builtin types.
 
-    The engine thread uses the values later: no method of a caller's class may run there.
+    The engine thread uses the values, and must not run methods of a caller's classes.
     """
 
     def convert(value: Any, field: Field) -> Any:
@@ -101,28 +101,29 @@ def _stop_strings(value: Any, field: Field) -> tuple[str, ...]:
 
 @attrs.frozen(kw_only=True)
 class SamplingParams:
-    """How one request turns logits into tokens, and when it ends.
+    """The sampling parameters and stop rules of a request.
 
     Attributes:
-        max_tokens: Most tokens to generate; None means until the context is full.
+        max_tokens: Most tokens to generate; None: until the context is full.
         temperature: Divides the logits; 0 takes the most likely token.
         top_p: Keep the most likely tokens until their probabilities reach this sum.
-        top_k: Keep this many tokens; 0 keeps all.
-        min_p: Drop tokens less likely than this share of the most likely one.
-        repetition_penalty: Divides positive and multiplies other logits of tokens that the
-            prompt or the output holds.
-        presence_penalty: Subtracted once from the logit of a token that the output holds.
-        frequency_penalty: Subtracted once for each time that the output holds a token.
-        logit_bias: Token id -> what is added to its logit.
-        logprobs: Alternatives to report at every position, beside the sampled token and its
-            own log-probability; 0 reports none of it.
-        seed: Makes the draws repeatable; None draws a fresh one.
+        top_k: Keep this number of most likely tokens; 0 keeps all tokens.
+        min_p: Drop tokens whose probability is below this fraction of the largest one.
+        repetition_penalty: Divides positive logits, and multiplies other logits, of tokens in
+            the prompt or the output.
+        presence_penalty: Subtracted once from the logit of each token in the output.
+        frequency_penalty: Subtracted from the logit of a token once per occurrence in the
+            output.
+        logit_bias: Token id -> value that is added to the token's logit.
+        logprobs: Number of most likely tokens to report per position, beside the
+            log-probability of the sampled token; 0 reports no log-probabilities.
+        seed: Seed of the random stream; None uses a random seed.
         stop: Texts that end the output; a single string is accepted.
-        ignore_eos: Go on after an end-of-sequence token.
+        ignore_eos: Whether generation continues after an end-of-sequence token.
 
     Raises:
-        InvalidSamplingError: A value is out of range or of the wrong type.
-        RequestError: A value of the caller's own type cannot be read.
+        InvalidSamplingError: A value is out of range or has the wrong type.
+        RequestError: A value of a caller's class cannot be read.
     """
 
     max_tokens: int | None = _field(_integer(1, or_none=True), default=256)
@@ -141,12 +142,12 @@ class SamplingParams:
 
     @property
     def greedy(self) -> bool:
-        """Whether the most likely token is always taken, so that nothing is drawn."""
+        """Whether the most likely token is always taken, without a random draw."""
         return self.temperature == 0 or self.top_p == 0 or self.top_k == 1
 
     @property
     def penalised(self) -> bool:
-        """Whether the logits depend on which tokens came before."""
+        """Whether a penalty depends on earlier tokens."""
         return (
             self.repetition_penalty != 1
             or self.presence_penalty != 0
@@ -154,7 +155,7 @@ class SamplingParams:
         )
 
     def check_vocabulary(self, vocab_size: int) -> None:
-        """Refuse biases on tokens that a vocabulary of `vocab_size` does not have.
+        """Refuse biases on token ids beyond the vocabulary.
 
         Raises:
             InvalidSamplingError: A token id of `logit_bias` is too large.

@@ -1,17 +1,16 @@
-"""What stands between a model's logits and a draw: penalties, biases, temperature, filters.
+"""Logit processors: penalties, biases, temperature and filters.
 
-Every function takes float32 logits `[R, V]` with one parameter a row, changes nothing in
-place and leaves a row whose parameter is neutral as it was, bit for bit. The filters keep
-all tokens from some value upwards, so each is a *floor* `[R, 1]`: the least logit that
-stays. Floors combine by `maximum`; a floor never lies above its row's largest logit, so at
-least one token survives.
+Functions take float32 logits `[R, V]` and one parameter per row, and change nothing in place.
+Rows with a neutral parameter keep their logits, bit for bit. A filter is a *floor* `[R, 1]`:
+the least logit that is kept. Floors combine by `maximum`. A floor never exceeds its row's
+largest logit, so at least one token is kept.
 """
 
 from __future__ import annotations
 
 import mlx.core as mx
 
-MIN_TEMPERATURE = 2.0**-126  # the least normal float32: smaller ones may count as zero
+MIN_TEMPERATURE = 2.0**-126  # the least normal float32; subnormals may be flushed to 0
 
 
 def penalise(
@@ -23,11 +22,11 @@ def penalise(
     presence: mx.array,
     frequency: mx.array,
 ) -> mx.array:
-    """Lower the logits of tokens that came before.
+    """Lower the logits of earlier tokens.
 
     Args:
         logits: `[R, V]` float32.
-        in_prompt: `[R, V]` bool, the tokens of the prompt.
+        in_prompt: `[R, V]` bool, whether the prompt contains the token.
         output_counts: `[R, V]` int32, how often each token was generated.
         repetition: `[R]`, over prompt and output; 1 is neutral.
         presence: `[R]`, over the output; 0 is neutral.
@@ -51,8 +50,8 @@ def add_bias(
 def scale(logits: mx.array, temperature: mx.array) -> mx.array:
     """Divide by `temperature [R]`, which is positive; 1 is neutral.
 
-    Other rows are shifted to a maximum of 0 first, so that a tiny temperature drives the
-    losers to -inf instead of several tokens to +inf.
+    Rows with another temperature are first shifted to a maximum of 0. A tiny temperature then
+    gives -inf for all but the largest logits, and never +inf.
     """
     temperature = temperature[:, None]
     shift = mx.where(temperature == 1, 0.0, mx.max(logits, axis=-1, keepdims=True))
@@ -69,18 +68,18 @@ def rank(logits: mx.array, width: int) -> mx.array:
 def nucleus_floor(ranked: mx.array, top_k: mx.array, top_p: mx.array) -> mx.array:
     """Return the floors of top-k, and of top-p among the tokens that top-k keeps.
 
-    A token stays while the tokens before it hold less than `top_p` of the mass. Tokens
-    that tie with the last one stay with it.
+    A token is kept while the tokens ranked before it have less than `top_p` of the mass.
+    Tokens with the logit of the last kept token are kept too.
 
     Args:
-        ranked: `[R, C]` from `rank`, with `C` no less than any `top_k`.
-        top_k: `[R]` int32, at least 1; `C` is neutral if it is the vocabulary.
+        ranked: `[R, C]` from `rank`, with `C` >= every `top_k`.
+        top_k: `[R]` int32, at least 1; the vocabulary size is neutral.
         top_p: `[R]`; 1 is neutral.
     """
     top_p = top_p[:, None]
     candidate = mx.arange(ranked.shape[-1]) < top_k[:, None]
     mass = mx.where(candidate, mx.exp(ranked - ranked[:, :1]), 0.0)
-    # running sums, unlike a softmax, do not depend on how far other rows widen the ranking
+    # running sums, unlike a softmax, do not depend on `C`, which other rows may enlarge
     before = mx.cumsum(mass, axis=-1, inclusive=False)
     total = before[:, -1:] + mass[:, -1:]
     kept = candidate & ((before < top_p * total) | (top_p >= 1))
@@ -89,7 +88,10 @@ def nucleus_floor(ranked: mx.array, top_k: mx.array, top_p: mx.array) -> mx.arra
 
 
 def min_p_floor(logits: mx.array, min_p: mx.array) -> mx.array:
-    """Return the floors of min-p, `[R]`: a share of the largest probability; 0 is neutral."""
+    """Return the floors `[R, 1]` of `min_p [R]`, fractions of the largest probability.
+
+    0 is neutral.
+    """
     return mx.max(logits, axis=-1, keepdims=True) + mx.log(min_p)[:, None]
 
 

@@ -1,4 +1,4 @@
-"""What the sampler keeps of one request from step to step."""
+"""The sampling state of a request."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 @attrs.frozen(eq=False)
 class TokenHistory:
-    """The tokens that came before, as far as penalties ask.
+    """The earlier tokens of a request, for penalties.
 
     Attributes:
-        in_prompt: `[V]` bool, the tokens of the prompt.
-        output_counts: `[V]` int32, how often each was generated; may be unevaluated.
+        in_prompt: `[V]` bool, whether the prompt contains the token.
+        output_counts: `[V]` int32, how often the token was generated; may be unevaluated.
     """
 
     in_prompt: mx.array
@@ -32,7 +32,7 @@ class TokenHistory:
     def of(
         cls, vocab_size: int, prompt_tokens: Iterable[int], output_tokens: Iterable[int]
     ) -> TokenHistory:
-        """Count the tokens of a prompt and of what was generated after it."""
+        """Count the tokens of a prompt and of an output."""
 
         def count(tokens: Iterable[int]) -> mx.array:
             index = mx.array(list(tokens), dtype=mx.int32)
@@ -47,13 +47,13 @@ class TokenHistory:
 
 @attrs.define(eq=False)
 class RowState:
-    """The sampling side of one request; the engine thread owns it.
+    """The sampling state of one request. Owned by the engine thread.
 
     Attributes:
-        params: What the request asked for.
-        seed: The seed of its draws, 64 bits.
-        num_sampled: Tokens sampled so far, which is the index of the next draw.
-        history: What penalties need; None without penalties.
+        params: The request's sampling parameters.
+        seed: The 64-bit seed of the request's random stream.
+        num_sampled: Number of accepted tokens, which is the index of the next draw.
+        history: Earlier tokens; None without penalties.
     """
 
     params: SamplingParams
@@ -70,16 +70,16 @@ class RowState:
         prompt_tokens: Sequence[int],
         output_tokens: Sequence[int] = (),
     ) -> RowState:
-        """Prepare a request for sampling.
+        """Make the sampling state of a request.
 
         Args:
-            params: What the request asks for.
+            params: The request's sampling parameters.
             vocab_size: Width of the logits.
             prompt_tokens: The prompt's token ids.
-            output_tokens: Tokens generated before; the draws go on after them.
+            output_tokens: Tokens generated before; the random stream continues after them.
 
         Raises:
-            InvalidSamplingError: `logit_bias` names a token that the vocabulary lacks.
+            InvalidSamplingError: `logit_bias` has a token id beyond the vocabulary.
         """
         params.check_vocabulary(vocab_size)
         seed = secrets.randbits(64) if params.seed is None else params.seed
@@ -89,12 +89,12 @@ class RowState:
         return cls(params, seed, len(output_tokens), history)
 
     def accept(self, tokens: mx.array, first: int = 0, count: int = 1) -> None:
-        """Move on by tokens that are the request's next ones.
+        """Advance the state by the request's next tokens.
 
         Args:
             tokens: `[R]` int32, evaluated or not.
-            first: Index of the request's first token among them.
-            count: How many of them are the request's.
+            first: Index of the request's first token in `tokens`.
+            count: Number of tokens of the request.
         """
         self.num_sampled += count
         if self.history is not None:
@@ -103,14 +103,14 @@ class RowState:
 
 @attrs.frozen(eq=False)
 class Draw:
-    """One position of a request whose token is to be drawn; drawing changes nothing.
+    """One position of a request at which a token is drawn. A draw changes no state.
 
-    The random stream of a request is a function of its seed and the index of a token, so a
-    position gets the same token whether it is decoded or verified.
+    The random key of a draw is a function of the request's seed and the token's index. Decode
+    and verification therefore draw the same token at a position.
 
     Attributes:
-        state: The request's state; its newest accepted token is the last known one.
-        drafts: Tokens that are assumed between that token and the position.
+        state: The request's sampling state after its last known token.
+        drafts: Drafts between the last known token and the draw.
     """
 
     state: RowState
@@ -123,14 +123,14 @@ class Draw:
 
     @property
     def history(self) -> TokenHistory | None:
-        """The tokens before the position, as far as penalties ask."""
+        """The tokens before the position; None without penalties."""
         history = self.state.history
         if history is None or not self.drafts:
             return history
         return history.after(mx.array(self.drafts, mx.int32))
 
     def key(self) -> tuple[int, int]:
-        """Return the random key of the position, a function of seed and index alone."""
+        """Return the random key of the position, a function of seed and index only."""
         index = self.state.num_sampled + len(self.drafts)
         draw = struct.pack("<QQ", self.state.seed, index)
         first, second = struct.unpack("<II", hashlib.blake2b(draw, digest_size=8).digest())

@@ -1,7 +1,7 @@
-"""One batched sampler: the logits of many requests in, one token each out.
+"""The batched sampler: draws one token per row of logits.
 
-Nothing here waits for the device: a step's tokens may be unevaluated when the next step is
-built. Each stage works on the rows that ask for it, picked by their parameters alone.
+The sampler never waits for the device: tokens may be unevaluated when the next step is built.
+Each stage computes only the rows whose parameters need the stage.
 """
 
 from __future__ import annotations
@@ -21,25 +21,26 @@ if TYPE_CHECKING:
 
 __all__ = ["Draw", "RowState", "SampledRows", "draw", "gumbel"]
 
-_HALF_STEP = 2.0**-33  # half the distance of neighbours that the 32-bit generator draws
+_HALF_STEP = 2.0**-33  # half the spacing of the 32-bit generator's numbers
 _BELOW_ONE = 1 - 2.0**-24  # the largest float32 under 1
 
 
 @attrs.frozen(eq=False)
 class SampledRows:
-    """What one step sampled, as unevaluated arrays; row `r` belongs to the step's row `r`.
+    """The results of a step's draws, as unevaluated arrays. Row `r` is the draw `r`.
 
-    Log-probabilities are the model's own, before penalties, biases and temperature. The
-    last three are None if no row asked for them; rows that did not ask hold zeros.
+    Log-probabilities are of the model's own distribution, before penalties, biases and
+    temperature. The last three arrays are None if no row asks for log-probabilities. Rows that
+    do not ask are zero.
 
     Attributes:
         tokens: `[R]` int32.
-        finite: `[R]` bool, whether every logit of the row is a finite number. A token of
-            another row means nothing.
-        logprobs: `[R]` float32, of the sampled tokens.
-        top_ids: `[R, K]` int32, the most likely tokens, best first; `K` is the most that
-            any row asked for, at most `V`.
-        top_logprobs: `[R, K]` float32, theirs.
+        finite: `[R]` bool, whether every logit of the row is finite. Tokens of other rows are
+            invalid.
+        logprobs: `[R]` float32, log-probabilities of the sampled tokens.
+        top_ids: `[R, K]` int32, the most likely tokens, best first. `K` is the largest
+            `logprobs` of all rows, at most `V`.
+        top_logprobs: `[R, K]` float32, log-probabilities of `top_ids`.
     """
 
     tokens: mx.array
@@ -50,14 +51,14 @@ class SampledRows:
 
 
 def draw(logits: mx.array, rows: Sequence[Draw]) -> SampledRows:
-    """Draw one token a row; the requests' states stay as they are.
+    """Draw one token per row. The requests' states are not changed.
 
-    A row's token depends on its own logits, seed and index, never on the other rows. A
-    greedy wave is one argmax, and a mixed wave stays one batch.
+    A row's token depends on its own logits, parameters, seed and index, and never on other
+    rows. A greedy batch is one argmax. Greedy and random rows share one batch.
 
     Args:
         logits: `[R, V]`, any float dtype.
-        rows: The position of each row.
+        rows: The draw of each row.
     """
     shaped = _add_biases(_penalise(logits, rows), rows)
     tokens = mx.argmax(shaped, axis=-1).astype(mx.int32)
@@ -69,9 +70,9 @@ def draw(logits: mx.array, rows: Sequence[Draw]) -> SampledRows:
 
 
 def _all_finite(logits: mx.array) -> mx.array:
-    """Return `[R]` bool, whether a row has neither NaN nor infinity; costs one sum a row.
+    """Return `[R]` bool, whether all logits of a row are finite, by one sum per row.
 
-    A sum of finite logits is finite, save in float16, which ends at 65504.
+    A sum of finite logits is finite except in float16, whose largest value is 65504.
     """
     if logits.dtype == mx.float16:
         logits = logits.astype(mx.float32)
@@ -80,7 +81,7 @@ def _all_finite(logits: mx.array) -> mx.array:
 
 
 def gumbel(uniform: mx.array) -> mx.array:
-    """Turn uniform numbers of `[0, 1]` into Gumbel noise, finite at both ends."""
+    """Return finite Gumbel noise for uniform numbers in `[0, 1]`."""
     return -mx.log(-mx.log(mx.clip(uniform, _HALF_STEP, _BELOW_ONE)))
 
 
@@ -120,12 +121,12 @@ def _draw(logits: mx.array, rows: Sequence[Draw]) -> mx.array:
     temperature = _floats(p.temperature for p in asked)
     logits = _filter(processors.scale(logits.astype(mx.float32), temperature), asked)
     noise = gumbel(_uniform([row.key() for row in rows], logits.shape[-1]))
-    # where logits + Gumbel noise is largest is a draw from softmax(logits)
+    # the argmax of logits + Gumbel noise is a draw from softmax(logits)
     return mx.argmax(logits + noise, axis=-1).astype(mx.int32)
 
 
 def _uniform(keys: list[tuple[int, int]], width: int) -> mx.array:
-    # [R, width], each row a function of its key alone
+    # [R, width]; each row is a function of its key only
     def one_row(key: mx.array) -> mx.array:
         return mx.random.uniform(shape=(width,), key=key)
 
@@ -135,7 +136,7 @@ def _uniform(keys: list[tuple[int, int]], width: int) -> mx.array:
 def _filter(logits: mx.array, asked: Sequence[SamplingParams]) -> mx.array:
     vocab_size = logits.shape[-1]
     narrow = [i for i, p in enumerate(asked) if 0 < p.top_k < vocab_size]
-    # ranked apart, so that one of them does not make the others sort the whole vocabulary
+    # ranked separately, so that narrow rows do not sort the whole vocabulary
     wide = [i for i, p in enumerate(asked) if not 0 < p.top_k < vocab_size and p.top_p < 1]
     if not narrow and not wide and all(p.min_p == 0 for p in asked):
         return logits
@@ -187,7 +188,7 @@ def _select(whole: mx.array, index: Sequence[int]) -> mx.array:
 
 
 def _place(part: mx.array, index: Sequence[int], whole: mx.array) -> mx.array:
-    # `part` in the rows `index` of `whole`, which must be a handle that no caller holds
+    # writes `part` to the rows `index` of `whole`, which no caller may hold
     if len(index) == whole.shape[0]:
         return part
     whole[_ints(index)] = part

@@ -1,1 +1,1 @@
-"""Who runs in the next step."""
+"""The scheduler: chooses the requests and tokens of each step."""

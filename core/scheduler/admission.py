@@ -1,4 +1,4 @@
-"""Who comes in from the queue, with which prefix."""
+"""Admission of requests from the queue."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .telemetry import SchedulerCounters
 
 
 class Admission:
-    """Admits requests in arrival order, as far as the cache has room."""
+    """Admits requests in arrival order while the cache has room."""
 
     def __init__(
         self,
@@ -25,14 +25,14 @@ class Admission:
         counters: SchedulerCounters,
         restores: Restores,
     ) -> None:
-        """Prepare for the arrivals of a scheduler.
+        """Make the admission of a scheduler.
 
         Args:
-            settings: Widths and budgets.
+            settings: Limits and budgets.
             cache: The cache of all sequences.
             roster: The scheduler's requests.
-            counters: Counts to add to.
-            restores: Of prefixes on disk.
+            counters: The scheduler's counters.
+            restores: Restores of prefixes on disk.
         """
         self._settings = settings
         self._cache = cache
@@ -40,27 +40,27 @@ class Admission:
         self._counters = counters
         self._restores = restores
         self._next_sequence = 0
-        # request -> the cache's publication count when it was found waiting for a prefix
+        # request -> `num_publications` when the request began to wait for a prefix
         self._deferred: dict[RequestId, int] = {}
 
     @property
     def has_place(self) -> bool:
-        """Whether one more request may hold blocks."""
+        """Whether the limit on running requests allows one more request."""
         return len(self._roster.admitted) < self._settings.max_num_seqs
 
     def forget(self, request: Request) -> None:
-        """Forget a request that has finished."""
+        """Drop the record of a finished request."""
         self._deferred.pop(request.id, None)
 
     def steps_aside(self, request: Request) -> bool:
-        """Return whether a request waits for a prefix that nobody has published since."""
+        """Return whether a request still waits for a prefix: nothing was published since."""
         return self._deferred.get(request.id) == self._cache.num_publications
 
     def try_admit(self, request: Request) -> bool:
-        """Admit a request, or put it aside for a prefix in the making.
+        """Admit a request, or defer the request until a pending prefix is published.
 
         Returns:
-            False if the cache lacks blocks for it.
+            False if the cache lacks blocks for the request.
         """
         self._open(request)
         hit = self._cache.match_prefix(request.sequence)
@@ -83,7 +83,7 @@ class Admission:
         return True
 
     def start(self, request: Request) -> None:
-        """Let an admitted request compute behind its prefix."""
+        """Start an admitted request at the end of its prefix."""
         request.move(RequestStatus.RUNNING)
         request.grid_origin = request.sequence.frontier
         request.boundaries = self._boundaries(request)
@@ -93,7 +93,7 @@ class Admission:
         self._roster.run(request)
 
     def _open(self, request: Request) -> Any:
-        """Return the sequence of a request, a new one if it has none."""
+        """Return the sequence of a request; a request without a sequence gets a new one."""
         if request.sequence is None:
             request.sequence = self._cache.open(
                 SequenceId(self._next_sequence),
@@ -106,31 +106,31 @@ class Admission:
         return request.sequence
 
     def _boundaries(self, request: Request) -> list[int]:
-        """Return where a prefill stops for a snapshot: its own, and those of waiting peers."""
+        """Return the boundaries of a prefill: its own and those shared with the queue."""
         snapshots, frontier = self._cache.snapshots, request.sequence.frontier
         waiting = itertools.islice(self._roster.waiting, self._settings.max_num_seqs)
         shared = {
             snapshots.shared_prefix(request.sequence, self._open(other))
             for other in waiting
-            # the tokens of a peer that was just preempted are not all known
+            # a request that was just preempted may have tokens that the host has not read
             if other is not request and other.salt == request.salt and not other.awaits_tokens
         }
         own = snapshots.boundaries(request.sequence)
         return sorted({*own, *(boundary for boundary in shared if boundary > frontier)})
 
     def _needed_tokens(self, request: Request, hit_length: int) -> int:
-        """Return the tokens that a request must have room for before it may start."""
+        """Return the length in tokens that must fit the cache before a request starts."""
         end = len(request.tokens)
         if self._settings.reserve_full_prompt:
             return end
         return min(end, hit_length + self._settings.max_batched_tokens)
 
     def reservations(self) -> list[tuple[Any, int]]:
-        """Return the sequences that may still take blocks, and their known tokens."""
+        """Return the admitted sequences with the tokens that they have reserved room for."""
         if not self._settings.reserve_full_prompt:
             return []
         return [(r.sequence, len(r.tokens)) for r in self._roster.admitted]
 
     def watermark(self) -> float:
-        """Return the share kept free while others run; nothing is kept from a lone request."""
+        """Return the fraction of blocks kept free while requests run; 0 if none is admitted."""
         return self._settings.watermark_fraction if self._roster.admitted else 0.0

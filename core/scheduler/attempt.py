@@ -1,4 +1,4 @@
-"""The state of one planning call, thrown away with it."""
+"""The temporary state of one planning call."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Span:
     Attributes:
         request: The request; its sequence has reserved the positions.
         length: Tokens.
-        num_drafts: How many of them, the last ones, are drafts.
+        num_drafts: Number of drafts; drafts are the last tokens.
     """
 
     request: Request
@@ -35,13 +35,13 @@ class Span:
 class Attempt:
     """Collects a step's spans under its token budget.
 
-    A scheduler that stops half-way leaves no half-updated counter behind: whatever a plan
-    needs while it is made stands here.
+    The temporary state of a plan is here and not in the scheduler, so a plan that fails
+    leaves no half-updated scheduler state.
 
     Attributes:
         budget: Tokens that may still be planned.
-        preempted: Victims of this step.
-        starved: Requests that cannot go on although they are alone.
+        preempted: Requests that this step preempts.
+        starved: Requests without blocks although no other request is admitted.
     """
 
     def __init__(self, budget: int) -> None:
@@ -70,7 +70,7 @@ class Attempt:
         return list(self._spans.values())
 
     def drop(self, request: Request) -> None:
-        """Forget a victim's span."""
+        """Remove the span of a preempted request and return its tokens to the budget."""
         span = self._spans.pop(request.id, None)
         if span is not None:
             self.budget += span.length
@@ -78,6 +78,6 @@ class Attempt:
     def result(
         self, row_of: Callable[[Span], PlannedRow], taps: tuple[Tap, ...] = ()
     ) -> StepPlan:
-        """Return the plan, its rows in the order that the executor wants."""
+        """Return the plan, with its rows in `wave_order`."""
         rows = sorted(map(row_of, self._spans.values()), key=wave_order)
         return StepPlan(tuple(rows), tuple(self.preempted), tuple(self.starved), taps)

@@ -1,4 +1,4 @@
-"""What the scheduler asks of a cache; the paged coordinator and its flat twin answer."""
+"""The scheduler's interface to the cache: the paged or the flat coordinator."""
 
 from __future__ import annotations
 
@@ -11,46 +11,46 @@ from .plan import TableChanges
 
 
 class Hit(Protocol):
-    """A prefix that the cache holds."""
+    """A prefix in the cache."""
 
     @property
     def length(self) -> int:
-        """Usable tokens, block-aligned."""
+        """Length in tokens, a multiple of the block size."""
         ...
 
     @property
     def awaited(self) -> int:
-        """Tokens that will be usable once another live sequence has computed them."""
+        """Length in tokens after live sequences have published their pending blocks."""
         ...
 
     @property
     def unbacked(self) -> int:
-        """Tokens behind it whose blocks are held, but not the state at their end."""
+        """Tokens behind the hit with published blocks, without the state at their end."""
         ...
 
 
 class SnapshotPort(Protocol):
-    """Where prefills stop for snapshots of recurrent state."""
+    """Snapshots of recurrent state, and the boundaries at which prefills stop for them."""
 
     @property
     def enabled(self) -> bool:
-        """Whether the model keeps recurrent state."""
+        """Whether the model has recurrent layers."""
         ...
 
     def boundaries(self, sequence: Any) -> Sequence[int]:
-        """Return the positions at which a sequence's prefill has to stop, ascending."""
+        """Return the positions at which a sequence's prefill stops, ascending."""
         ...
 
     def shared_prefix(self, one: Any, other: Any) -> int:
-        """Return the tokens with which two prompts begin alike, if one has to stop there."""
+        """Return the common prefix of two prompts in tokens; 0 if no snapshot is needed."""
         ...
 
     def promise(self, sequence: Any, boundaries: Sequence[int]) -> None:
-        """Announce where a sequence's prefill will stop, to those that may wait for it."""
+        """Mark the boundaries of a prefill as pending, so that other requests may wait."""
         ...
 
     def reach(self, sequence: Any, state: Any, *, shared: bool) -> None:
-        """Take the state of a published boundary, for others now or when the sequence ends."""
+        """Take the state at a boundary. `shared` publishes now, else at `release`."""
         ...
 
 
@@ -59,43 +59,43 @@ class CachePort(Protocol):
 
     @property
     def snapshots(self) -> SnapshotPort:
-        """Where prefills stop for snapshots."""
+        """The snapshots of recurrent state."""
         ...
 
     @property
     def max_usable_blocks(self) -> int:
-        """Blocks that sequences may ever hold together, growth included."""
+        """Blocks that all sequences together can hold at most, growth included."""
         ...
 
     @property
     def num_available(self) -> int:
-        """Blocks that could be had now: free, evictable or growable."""
+        """Free, evictable or growable blocks."""
         ...
 
     @property
     def num_publications(self) -> int:
-        """Rises whenever what somebody awaits may have been published or given up."""
+        """Rises when blocks or snapshots are published, or when pending ones are withdrawn."""
         ...
 
     @property
     def max_tokens(self) -> int:
-        """The longest sequence that it can hold, growth included."""
+        """Length in tokens of the longest sequence that fits, growth included."""
         ...
 
     def num_reserved(self, wanted: Iterable[tuple[Any, int]]) -> int:
-        """Return the blocks that sequences lack for so many tokens each."""
+        """Return how many blocks sequences lack for the tokens that each is paired with."""
         ...
 
     def admits(
         self, hit: Any, num_tokens: int, wanted: Iterable[tuple[Any, int]], watermark: float
     ) -> bool:
-        """Return whether there is room for one more sequence.
+        """Return whether the cache has blocks for one more sequence.
 
         Args:
-            hit: What the sequence would begin with.
-            num_tokens: Tokens that it must have room for, the hit included.
-            wanted: Others that come first, and the tokens that each must have room for.
-            watermark: Share of all blocks that is to stay available.
+            hit: The prefix hit of the sequence.
+            num_tokens: Tokens that the sequence must have room for, the hit included.
+            wanted: Sequences that come first, each with the tokens that it must have room for.
+            watermark: Fraction of all blocks that must stay available.
         """
         ...
 
@@ -108,11 +108,11 @@ class CachePort(Protocol):
         extra_keys: Sequence[ExtraKeys] = (),
         owner: str = "",
     ) -> Any:
-        """Return a new sequence that holds nothing yet."""
+        """Return a new sequence without blocks."""
         ...
 
     def match_prefix(self, sequence: Any) -> Any:
-        """Return the sequence's `Hit`; changes nothing."""
+        """Return the sequence's `Hit`. No reference is taken."""
         ...
 
     def attach(self, sequence: Any, hit: Any) -> None:
@@ -120,18 +120,18 @@ class CachePort(Protocol):
         ...
 
     def reserve(self, sequence: Any, n: int) -> None:
-        """Find room for `n` more positions and move the cursor, or raise and change nothing.
+        """Back the next `n` positions with blocks and move the cursor.
 
         Raises:
-            CacheExhaustedError: No room.
+            CacheExhaustedError: Too few blocks; the cursor was not moved.
         """
         ...
 
     def reserve_restore(self, sequence: Any, n: int) -> None:
-        """Find room for what a restore brings, or raise and change nothing.
+        """Back the next `n` positions with blocks for a restore and move the cursor.
 
         Raises:
-            CacheExhaustedError: No room.
+            CacheExhaustedError: Too few blocks; the cursor was not moved.
         """
         ...
 
@@ -152,9 +152,9 @@ class CachePort(Protocol):
         ...
 
     def publish(self, sequence: Any) -> int:
-        """Offer full committed blocks to others; return how many are new."""
+        """Publish full committed blocks; return how many are newly published."""
         ...
 
     def release(self, sequence: Any) -> None:
-        """Give everything back."""
+        """Drop all references and end the sequence."""
         ...

@@ -1,4 +1,4 @@
-"""What the scheduler asks of a cold tier, if there is one."""
+"""The scheduler's interface to the cold tier."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from .request import Request
 
 @attrs.frozen
 class RestoreProgress:
-    """What one look at a restore brought.
+    """The progress of a restore since the last `advance`.
 
     Attributes:
-        num_tokens: Tokens whose blocks have been written since the last look.
-        done: Nothing more will come.
-        state: State at the end of them, for others to find; None without recurrent layers.
+        num_tokens: Tokens whose blocks were written to pages.
+        done: Whether the restore has ended.
+        state: The restored state at the end of the restored tokens; None without a sidecar,
+            or before the end.
     """
 
     num_tokens: int
@@ -25,32 +26,36 @@ class RestoreProgress:
 
 
 class ColdPort(Protocol):
-    """Prefixes that memory has lost, or never had."""
+    """Prefixes on disk."""
 
     def propose(self, request: Request, hit_length: int) -> int:
         """Return how many tokens behind a hit can be restored, a multiple of the block size.
 
-        Notes on the request why not more.
+        The miss cause is set on the request.
         """
         ...
 
     def begin(self, request: Request) -> None:
-        """Begin the restore that was proposed; the request's sequence has room for it."""
+        """Begin the proposed restore. The request's sequence must have blocks for it."""
         ...
 
     def advance(self, request: Request, *, idle: bool) -> RestoreProgress:
-        """Write what has arrived into the request's blocks; never waits.
+        """Write the data that was read into the request's blocks; never waits.
 
         Args:
             request: The request.
-            idle: No other request is held up by a large portion.
+            idle: Whether no other request runs, so that large portions delay no step.
         """
         ...
 
     def cancel(self, request: Request) -> None:
-        """Give up a restore that has begun; harmless for any other request."""
+        """Cancel the restore of a request; a request without a restore is ignored."""
         ...
 
     def spill(self, request: Request) -> bool:
-        """Write a running request's blocks before they are taken, if that is worth it."""
+        """Write a running request's blocks to disk before preemption, if writing pays.
+
+        Returns:
+            Whether all published blocks were written.
+        """
         ...

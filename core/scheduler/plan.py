@@ -1,4 +1,4 @@
-"""What one step computes: plain values that can be printed, sent, recorded and replayed."""
+"""The plan of a step: plain values that can be printed, sent, recorded and replayed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..ids import BlockId, RequestId, SequenceId
 from ..structuring import strict_converter, structure
 
 SnapshotKind: TypeAlias = Literal["none", "newest", "shared"]
-"""Whether the state at a row's end is kept: not, when the sequence ends, or for others now."""
+"""Whether the state at a row's end is kept: never, until `release` publishes it, or at once."""
 
 TableChanges: TypeAlias = tuple[tuple[int, BlockId], ...]
 """`(index, block id)` of table entries that changed since the sequence's last step."""
@@ -26,16 +26,16 @@ class PlannedRow:
 
     Attributes:
         request: The request.
-        sequence: Its sequence when the step was planned; a preemption replaces it.
+        sequence: The request's sequence at planning time; a preemption replaces the sequence.
         position: Absolute position of the first token.
-        on_device: The first token was sampled by the previous step and is not read yet.
+        on_device: Whether the first token was sampled by the previous step and not read yet.
         tokens: The other known tokens, in order.
         drafts: Proposals behind the known tokens.
-        num_logits: How many of the last positions want logits: 0, or one for the last known
-            token and one for each draft.
-        num_hidden: How many of the last positions want hidden states at the plan's taps.
+        num_logits: Number of last positions that want logits: 0, or 1 for the last known
+            token plus 1 per draft.
+        num_hidden: Number of last positions that want hidden states at the plan's taps.
         snapshot: Whether the recurrent state at the row's end is kept.
-        blocks: Changes of the sequence's block tables, one entry a cache group.
+        blocks: Changes of the sequence's block tables, one tuple per cache group.
     """
 
     request: RequestId
@@ -66,17 +66,17 @@ class PlannedRow:
 
     @property
     def in_wave(self) -> bool:
-        """Whether the row is one known token and its drafts, if any."""
+        """Whether the row is in a wave: one known token and its drafts."""
         return self.length == 1 + len(self.drafts)
 
 
 @attrs.frozen
 class Preempted:
-    """A request whose blocks were taken.
+    """A preempted request.
 
     Attributes:
         request: The request.
-        spilled: Whether the blocks were written to disk before.
+        spilled: Whether the request's blocks were written to disk before.
     """
 
     request: RequestId
@@ -90,9 +90,9 @@ class StepPlan:
     Rows with a token on the device come first within a wave.
 
     Attributes:
-        rows: The rows, in the order in which they are computed.
-        preempted: Requests whose blocks were taken to make this plan possible.
-        starved: Requests for which no block could be found although nothing else runs.
+        rows: The rows, in the order of the step's tokens.
+        preempted: Requests that were preempted for this plan.
+        starved: Requests without blocks although no other request is admitted.
         taps: Places in the model at which a drafter reads hidden states.
     """
 
@@ -131,7 +131,7 @@ class StepPlan:
         """Return the plan that `to_json` wrote.
 
         Raises:
-            SettingsError: The text is not such a plan.
+            SettingsError: The text is not a plan.
         """
         return structure(json.loads(text), cls, _CONVERTER)
 

@@ -1,4 +1,4 @@
-"""From the requests of a scheduler to the rows of a step."""
+"""The planner: fills the rows of a step."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .telemetry import SchedulerCounters
 
 
 class Planner:
-    """Fills steps: rows of waves first, then slices of prompts, then new requests."""
+    """Fills a step with rows of waves, then slices of prompts, then new requests."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class Planner:
         row_exact: bool,
         taps: tuple[Tap, ...],
     ) -> None:
-        """Prepare for the steps of a scheduler; see `Scheduler` for the arguments."""
+        """Make the planner of a scheduler; see `Scheduler` for the arguments."""
         self._settings = settings
         self._cache = cache
         self._roster = roster
@@ -51,7 +51,7 @@ class Planner:
         for request in list(self._roster.restoring):
             if self._restores.advance(request):
                 self._admission.start(request)
-        # copies: a preemption shortens the list while it is walked
+        # iterate over copies: a preemption shortens the list
         for slices in (False, True):
             for request in list(self._roster.running):
                 if request not in attempt and request.is_ready:
@@ -62,7 +62,10 @@ class Planner:
         return attempt.result(self._row, self._taps)
 
     def _plan_request(self, request: Request, attempt: Attempt, *, slices: bool) -> None:
-        """Plan the known pending tokens of a request: as a slice, or as a row of a wave."""
+        """Plan the known pending tokens of a request, as a slice or as a row of a wave.
+
+        Nothing is planned if the request is not of the kind that `slices` asks for.
+        """
         pending = request.num_pending
         is_slice = pending > 1
         if not pending or is_slice is not slices:
@@ -74,7 +77,7 @@ class Planner:
     def _add_drafts(self, attempt: Attempt) -> None:
         """Let rows of a wave verify drafts, as far as budget and blocks are left over.
 
-        Last of all, and at nobody's cost: a request whose drafts find no room decodes.
+        Drafts are added last. A request without room for drafts decodes.
         """
         for span in attempt.spans:
             request = span.request
@@ -89,7 +92,7 @@ class Planner:
     def _reserve_again(self, span: Span, drafts: int) -> bool:
         """Reserve a span with drafts in place of the span; False without room for all.
 
-        In one piece: what the first of the tokens sees must stay until all are computed.
+        One reservation: the window of the first token must stay until all are computed.
         """
         sequence = span.request.sequence
         self._cache.rewind(sequence, span.length)
@@ -101,7 +104,7 @@ class Planner:
         return True
 
     def _slice_length(self, request: Request, attempt: Attempt) -> int:
-        """Return the tokens up to the next pinned break, as far as the budget goes."""
+        """Return the length of the next slice: up to the next break, within the budget."""
         chunk, cursor = self._settings.prefill_chunk_size, request.num_computed
         to_break = chunk - (cursor - request.grid_origin) % chunk
         stops = [boundary - cursor for boundary in request.boundaries if boundary > cursor]
@@ -109,11 +112,11 @@ class Planner:
         length = min(pending, to_break, self._settings.long_prefill_tokens, *stops)
         if not self._row_exact:
             return min(length, attempt.budget)
-        # uncut: it runs when it fits, or as the only slice of its step
+        # a row-exact slice is never cut: it fits the budget, or is the only slice of its step
         return length if length <= attempt.budget or not attempt.num_slices else 0
 
     def _plan_span(self, span: Span, attempt: Attempt) -> None:
-        """Reserve a span, at the cost of at most one victim a step."""
+        """Reserve a span. At most one request per step is preempted for blocks."""
         while True:
             try:
                 self._cache.reserve(span.request.sequence, span.length)
@@ -154,7 +157,7 @@ class Planner:
         return "newest" if samples and cursor % self._block_size == 0 else "none"
 
     def _make_room(self, request: Request, attempt: Attempt) -> bool:
-        """Preempt one request; True if `request` may try again."""
+        """Preempt one request; return whether `request` may try again."""
         if len(self._roster.admitted) == 1:
             attempt.starved.append(request.id)
             return False
@@ -164,16 +167,16 @@ class Planner:
         return victim is not request
 
     def _admit(self, attempt: Attempt) -> None:
-        """Admit in arrival order; the first request that lacks blocks holds up the others.
+        """Admit requests in arrival order, up to the first one that lacks blocks.
 
-        A request whose prefix a running one is about to publish steps aside: admitted, it
-        would compute the same blocks a second time.
+        A request is skipped while a live sequence is computing blocks of its prefix. Admitted
+        earlier, the request would compute the same blocks a second time.
         """
         for request in self._roster.waiting:
             if not self._admission.has_place or attempt.budget < 1:
                 return
             if request.awaits_tokens:
-                return  # preempted in this very step: its last token has not been read
+                return  # preempted while in flight: the host has not read its last token
             if self._admission.steps_aside(request):
                 continue
             if not self._admission.try_admit(request):

@@ -1,4 +1,4 @@
-"""Whom a step takes blocks from, and what becomes of the victim."""
+"""Preemption: takes the blocks of a request and requeues the request."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from .telemetry import SchedulerCounters
 
 
 def choose_victim(admitted: Sequence[Request]) -> Request:
-    """Return the newest arrival that has made progress since it was last a victim.
+    """Return the newest request that has made progress since its last preemption.
 
-    The oldest request is never taken while another one runs, so it finishes, and so does
-    each after it. A resumed request is passed over until it has made the progress that
-    `protected_until` asks for, unless all are protected: then the newest is taken.
+    The oldest request is never preempted while another one is admitted, so the oldest request
+    finishes, and then each later one. A resumed request is skipped until its known tokens
+    reach `protected_until`. If all requests are protected, the newest is returned.
 
     Args:
-        admitted: Requests that hold blocks in arrival order, at least one.
+        admitted: Requests that hold blocks, in arrival order; at least one.
     """
     for request in reversed(admitted[1:]):
         if len(request.tokens) >= request.protected_until:
@@ -29,7 +29,7 @@ def choose_victim(admitted: Sequence[Request]) -> Request:
 
 
 class Preemption:
-    """Takes the blocks of admitted requests and sends the requests back to the queue."""
+    """Takes the blocks of admitted requests and returns the requests to the queue."""
 
     def __init__(
         self,
@@ -39,13 +39,13 @@ class Preemption:
         restores: Restores,
         block_size: int,
     ) -> None:
-        """Prepare for the victims of a scheduler.
+        """Make the preemption of a scheduler.
 
         Args:
             cache: The cache of all sequences.
             roster: The scheduler's requests.
-            counters: Counts to add to.
-            restores: Of prefixes on disk.
+            counters: The scheduler's counters.
+            restores: Restores of prefixes on disk.
             block_size: Tokens of a block.
         """
         self._cache = cache
@@ -56,31 +56,31 @@ class Preemption:
         self._log = get_logger("scheduler")
 
     def release(self, request: Request) -> None:
-        """Give back whatever a request holds."""
+        """Release a request's sequence and drop its drafts."""
         request.drafts = ()
         if request.sequence is not None:
             self._cache.release(request.sequence)
             request.sequence = None
 
     def send_back(self, request: Request) -> None:
-        """Send an admitted request back to the queue, before all new arrivals."""
+        """Return an admitted request to the queue, before requests that never ran."""
         self._restores.stop(request)
         self.release(request)
         request.move(RequestStatus.PREEMPTED)
         self._roster.send_back(request)
 
     def preempt(self) -> tuple[Request, bool]:
-        """Take the blocks of one request; full committed blocks stay to be found again.
+        """Preempt one request. Its published blocks stay cached until eviction.
 
         Returns:
-            The victim, and whether its blocks were written to disk before.
+            The request, and whether its blocks were written to disk before.
         """
         victim = choose_victim(sorted(self._roster.admitted, key=lambda r: r.id))
         self._cache.publish(victim.sequence)
         spilled = self._restores.spill(victim)
         self.send_back(victim)
         victim.preemptions += 1
-        # a whole block of progress, or the victim of now would be the victim of the next step
+        # without a block of progress, the same request would be preempted in the next step
         victim.protected_until = len(victim.tokens) + self._block_size
         self._count(victim, spilled=spilled)
         return victim, spilled

@@ -1,4 +1,4 @@
-"""Requests that do not run."""
+"""The queue of waiting requests."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from .request import Request
 
 
 class WaitingQueue:
-    """First come, first served; a preempted request keeps its place before later arrivals."""
+    """First come, first served. Preempted requests come before requests that never ran."""
 
     def __init__(self) -> None:
-        # insertion-ordered by key; ids rise in arrival order, so a resumed request goes first
+        # ids rise in arrival order
         self._requests: dict[int, Request] = {}
         self._resumed: dict[int, Request] = {}
 
@@ -23,14 +23,14 @@ class WaitingQueue:
         yield from list(self._requests.values())
 
     def append(self, request: Request) -> None:
-        """Add a new arrival at the end."""
+        """Add a new request at the end."""
         self._requests[request.id] = request
 
     def push_front(self, request: Request) -> None:
-        """Add a preempted request before all new arrivals, among its like by arrival."""
+        """Add a preempted request; preempted requests are in arrival order."""
         self._resumed[request.id] = request
 
     def remove(self, request: Request) -> None:
-        """Take a request out, wherever it stands."""
+        """Remove a request; an absent request is ignored."""
         self._resumed.pop(request.id, None)
         self._requests.pop(request.id, None)

@@ -1,4 +1,4 @@
-"""One request, as the scheduler sees it."""
+"""The scheduler's state of one request."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..ids import SHARED_DOMAIN, RequestId, SaltDomain
 
 
 class RequestStatus(enum.Enum):
-    """Where a request is."""
+    """The status of a request."""
 
     WAITING = "waiting"
     WAITING_FOR_SSD = "waiting_for_ssd"
@@ -41,7 +41,7 @@ MOVES: Mapping[RequestStatus, frozenset[RequestStatus]] = {
 
 @attrs.define(eq=False)
 class Request:
-    """A prompt and its answer so far: the one place that holds a request's tokens.
+    """A prompt and its answer so far. Only this class holds the tokens of a request.
 
     Three cursors describe a request::
 
@@ -51,36 +51,37 @@ class Request:
                                              sampled by a step in flight
         [num_known, num_known + num_drafted) proposals that the next step verifies
 
-    The next step computes `num_pending` known tokens, cut by the step's budget, and behind the
-    last known token `num_drafted` proposals, as far as room is left over. Prefill, decode and
-    verification are the same equation with different numbers.
+    The next step computes `num_pending` known tokens, cut by the step's budget. Up to
+    `num_drafted` proposals follow the last known token if budget and blocks are left. Prefill,
+    decode and verification differ only in the values of the cursors.
 
     Attributes:
-        id: Rises in arrival order.
+        id: The request's id; ids rise in arrival order.
         tokens: Tokens that the host knows: the prompt, then the answer.
-        num_prompt_tokens: How many of them are the prompt.
-        max_tokens: Tokens to generate at most, clamped to context and cache.
+        num_prompt_tokens: Length of the prompt.
+        max_tokens: Most tokens to generate, clamped to context and cache.
         salt: Sharing domain.
-        extra_keys: Identity of the prompt's blocks beside tokens, one tuple a block.
-        owner: The conversation of the request; "" where nobody said so.
-        look_ahead: Whether a step may be planned on a token that the host has not read. A
-            request whose drafts depend on its newest token waits; its neighbours do not.
+        extra_keys: Identity of the prompt's blocks beside tokens, one tuple per block.
+        owner: The conversation of the request; "" if the caller named none.
+        look_ahead: Whether a step may be planned on a token that the host has not read. False
+            for requests whose drafts depend on the newest token; other requests do not wait.
         sequence: The cache side; None before admission and after release.
-        grid_origin: Position from which the grid of prefill breaks counts.
-        boundaries: Positions at which its prefill stops besides, for a snapshot of its state.
+        grid_origin: Position from which breaks at multiples of the chunk size count.
+        boundaries: Positions at which the prefill stops for a snapshot.
         drafts: Proposals for the tokens behind the known ones.
-        num_in_flight: Sampled tokens that have not been read: 0 or 1 when a step is planned,
-            2 for the moment between its planning and the settling of the step before.
-        is_verifying: A step that verifies drafts is in flight: how many tokens it yields is
-            not known, so that nothing can be planned before it is read.
-        cached_tokens: Prompt tokens found in the cache at first admission, in memory or on
-            disk; None before it.
-        restored_tokens: Those of them that came from disk.
-        held_tokens: Tokens whose blocks were in memory then, with or without the state at
-            their end.
-        miss: Why the cold tier did not have the rest of the prefix at first admission.
-        preemptions: How often its blocks were taken.
-        protected_until: It is not chosen as a victim before it has this many known tokens.
+        num_in_flight: Sampled tokens that the host has not read: 0 or 1 when a step is
+            planned, and 2 between planning a step and settling the previous step.
+        is_verifying: Whether a step that verifies drafts is in flight. The number of its
+            tokens is unknown, so the request is not planned before the step is read.
+        cached_tokens: Prompt tokens found in memory or on disk at first admission; None
+            before.
+        restored_tokens: The part of `cached_tokens` that came from disk.
+        held_tokens: Tokens whose blocks were in memory at first admission, with or without
+            the state at their end.
+        miss: The miss cause of the cold tier at first admission.
+        preemptions: How often the request was preempted.
+        protected_until: Number of known tokens before which the request is not preempted
+            again, unless every request is protected.
     """
 
     id: RequestId
@@ -109,10 +110,10 @@ class Request:
         self.num_prompt_tokens = len(self.tokens)
 
     def move(self, status: RequestStatus) -> None:
-        """Change the status along `MOVES`.
+        """Change the status.
 
         Raises:
-            RequestStateError: There is no such edge.
+            RequestStateError: `MOVES` does not allow the change.
         """
         if status not in MOVES[self.status]:
             raise RequestStateError(
@@ -127,33 +128,33 @@ class Request:
 
     @property
     def num_computed(self) -> int:
-        """Positions that were handed to steps."""
+        """Positions handed to steps."""
         return self.sequence.cursor
 
     @property
     def num_known(self) -> int:
-        """Tokens whose value exists, on the host or on the device."""
+        """Tokens whose values exist, on the host or on the device."""
         return len(self.tokens) + self.num_in_flight
 
     @property
     def num_drafted(self) -> int:
-        """Proposals that can be verified: as many as further tokens are wanted."""
+        """Drafts that the next step can verify; drafts beyond `max_tokens` do not count."""
         return min(len(self.drafts), max(0, self.last_position - self.num_known))
 
     @property
     def last_position(self) -> int:
-        """Positions that are ever computed; the last token of an answer is not."""
+        """Number of positions to compute; the last token of an answer is never computed."""
         return self.num_prompt_tokens + self.max_tokens - 1
 
     @property
     def num_pending(self) -> int:
-        """Known tokens of its next step, before the step's budget cuts them."""
+        """Known tokens of the request's next step, before the budget cut."""
         end = min(self.num_known, self.last_position)
         return max(end - self.num_computed, 0)
 
     @property
     def is_ready(self) -> bool:
-        """Whether a step can be planned for it on what the host knows."""
+        """Whether a step can be planned for the request now."""
         if self.status is not RequestStatus.RUNNING or self.is_verifying:
             return False
         return self.look_ahead or not self.num_in_flight

@@ -11,7 +11,7 @@ from .telemetry import SchedulerCounters
 
 
 class Restores:
-    """Begins restores, takes in what has arrived, and gives them up."""
+    """Begins, advances and cancels restores."""
 
     def __init__(
         self,
@@ -20,13 +20,13 @@ class Restores:
         counters: SchedulerCounters,
         cold: ColdPort | None,
     ) -> None:
-        """Prepare for the restores of a scheduler.
+        """Make the restores of a scheduler.
 
         Args:
             cache: The cache of all sequences.
             roster: The scheduler's requests.
-            counters: Counts to add to.
-            cold: Prefixes on disk; None without a cold tier.
+            counters: The scheduler's counters.
+            cold: The cold tier; None without one.
         """
         self._cache = cache
         self._roster = roster
@@ -34,11 +34,11 @@ class Restores:
         self._cold = cold
 
     def propose(self, request: Request, hit_length: int) -> int:
-        """Return how many tokens behind a hit the disk has; see `ColdPort.propose`."""
+        """Return how many tokens behind a hit can be restored; see `ColdPort.propose`."""
         return 0 if self._cold is None else self._cold.propose(request, hit_length)
 
     def begin(self, request: Request, num_tokens: int) -> bool:
-        """Reserve what will be restored and leave the rest to the disk; False without room."""
+        """Reserve blocks and begin the proposed restore; return False if blocks are missing."""
         assert self._cold is not None
         try:
             self._cache.reserve_restore(request.sequence, num_tokens)
@@ -52,7 +52,7 @@ class Restores:
         return True
 
     def advance(self, request: Request) -> bool:
-        """Commit what has arrived; return whether nothing more will come."""
+        """Commit the restored tokens; return whether the restore has ended."""
         assert self._cold is not None
         progress = self._cold.advance(request, idle=not self._roster.running)
         self._cache.commit(request.sequence, progress.num_tokens)
@@ -67,15 +67,15 @@ class Restores:
         return progress.done
 
     def stop(self, request: Request) -> None:
-        """Give up a restore if the request has one."""
+        """Cancel the restore of a request; a request without a restore is ignored."""
         if request.status is RequestStatus.WAITING_FOR_SSD:
             assert self._cold is not None
             self._cold.cancel(request)
             if request.cached_tokens is None:
-                # published blocks of the restore will be found in memory
+                # the next admission finds the published blocks of the restore in memory
                 request.restored_tokens = 0
 
     def spill(self, request: Request) -> bool:
-        """Write a running request's blocks before they are taken, if that is worth it."""
+        """Write a running request's blocks to disk before preemption; see `ColdPort.spill`."""
         running = request.status is RequestStatus.RUNNING
         return running and self._cold is not None and self._cold.spill(request)

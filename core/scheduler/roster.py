@@ -1,4 +1,4 @@
-"""Every request that has not finished, by where it is."""
+"""The unfinished requests of a scheduler, by status."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class Roster:
     """The requests of a scheduler.
 
     Attributes:
-        running: Requests that compute, in arrival order.
-        restoring: Requests whose blocks are reserved and are being read from disk.
-        waiting: Requests that hold nothing.
+        running: Running requests, in arrival order.
+        restoring: Admitted requests whose prefix is being read from disk.
+        waiting: Requests without blocks.
     """
 
     def __init__(self) -> None:
@@ -36,33 +36,33 @@ class Roster:
         return [*self.running, *self.restoring, *self.waiting]
 
     def get(self, request_id: RequestId) -> Request | None:
-        """Return a request, None if it has finished."""
+        """Return a request; None if the request has finished."""
         return self._by_id.get(request_id)
 
     def enter(self, request: Request) -> None:
-        """Take a new arrival into the queue."""
+        """Add a new request to the queue."""
         self._by_id[request.id] = request
         self.waiting.append(request)
 
     def run(self, request: Request) -> None:
-        """Let a request run, in its place by arrival."""
+        """Move a request to the running requests."""
         self.waiting.remove(request)
         if request in self.restoring:
             self.restoring.remove(request)
         bisect.insort(self.running, request, key=lambda r: r.id)
 
     def restore(self, request: Request) -> None:
-        """Let a request wait for the disk."""
+        """Move a waiting request to the restoring requests."""
         self.waiting.remove(request)
         self.restoring.append(request)
 
     def send_back(self, request: Request) -> None:
-        """Put an admitted request before all new arrivals of the queue."""
+        """Return an admitted request to the queue, before requests that never ran."""
         self._withdraw(request)
         self.waiting.push_front(request)
 
     def leave(self, request: Request) -> None:
-        """Strike a request off, wherever it is."""
+        """Remove a request."""
         self._withdraw(request)
         self.waiting.remove(request)
         self._by_id.pop(request.id, None)

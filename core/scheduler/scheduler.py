@@ -1,9 +1,8 @@
-"""Who runs in the next step.
+"""Continuous batching: plans steps and settles their results.
 
-There are no phases: each step has one token budget, waves take their tokens first, and the
-rest goes to slices of prompts. Deciding (`plan`) and committing (`settle`) are two calls, and
-the plan of step n+1 is made before step n is settled, but for requests that must see their
-newest token first.
+A step may contain prefill and decode. Each step has one token budget. Waves take their tokens
+first, and slices of prompts share the rest. `plan` reserves positions and `settle` commits
+them. Step n+1 is planned before step n is settled. Requests without look-ahead skip step n+1.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ class Scheduler:
     """Continuous batching over one cache. Pure Python; owned by the engine thread.
 
     Attributes:
-        counters: Counted since load; the engine adds what only it can see.
+        counters: Counters since load; the engine counts restores and greedy steps here too.
     """
 
     def __init__(
@@ -49,14 +48,14 @@ class Scheduler:
         """Make an empty scheduler.
 
         Args:
-            settings: Widths and budgets.
+            settings: Limits and budgets.
             cache: The cache of all sequences.
-            max_context: Positions that the model can address.
+            max_context: Most positions of a sequence in the model.
             block_size: Tokens of a block.
-            row_exact: Prefill is cut at pinned breaks only, never by the budget, so that a
-                request's slices do not depend on its neighbours.
-            counters: Counts to add to, when others add to them too.
-            cold: Prefixes on disk; None without a cold tier.
+            row_exact: Whether prefill is cut only at breaks and boundaries and never by the
+                budget, so that a request's slices do not depend on other requests.
+            counters: Counters that other parts share; None makes new ones.
+            cold: The cold tier; None without one.
             taps: Places in the model whose hidden states a drafter reads, for every token.
         """
         self.counters = counters or SchedulerCounters()
@@ -79,15 +78,15 @@ class Scheduler:
             taps=taps,
         )
 
-    # -- arrivals and departures ----------------------------------------------------------
+    # -- submitting and finishing ----------------------------------------------------------
 
     def submit(self, request: Request) -> None:
-        """Take a request into the queue and clamp its `max_tokens` to what fits.
+        """Queue a request and clamp its `max_tokens` to the context and the cache.
 
-        The last sampled token needs no place in the cache, hence the `+ 1`.
+        The last sampled token needs no cache position, hence the `+ 1`.
 
         Raises:
-            ContextLengthExceededError: The prompt alone does not fit.
+            ContextLengthExceededError: The prompt alone exceeds the context or the cache.
         """
         bound, what = min(
             (self._max_context, "the model's context"),
@@ -99,7 +98,7 @@ class Scheduler:
         self._roster.enter(request)
 
     def finish(self, request: Request) -> None:
-        """Take a request out, wherever it is, and give back all that it holds."""
+        """Remove a request of any status and release its blocks."""
         self._restores.stop(request)
         request.move(RequestStatus.FINISHED)
         self._roster.leave(request)
@@ -108,7 +107,7 @@ class Scheduler:
         self.counters.completed += 1
 
     def requeue_restoring(self) -> None:
-        """Send every request that waits for the disk back: its restored blocks are lost."""
+        """Return every restoring request to the queue, because its restored blocks are lost."""
         for request in list(self._roster.restoring):
             self._preemption.send_back(request)
 
@@ -119,15 +118,15 @@ class Scheduler:
 
     @property
     def is_idle(self) -> bool:
-        """Whether there is nothing to run and nothing to wait for."""
+        """Whether there are no requests."""
         return not self._roster.admitted and not len(self._roster.waiting)
 
     @property
     def only_restores(self) -> bool:
-        """Whether nothing can be computed before the disk has answered."""
+        """Whether requests are restoring and none is running."""
         return bool(self._roster.restoring) and not self._roster.running
 
-    # -- deciding --------------------------------------------------------------------------
+    # -- planning --------------------------------------------------------------------------
 
     def plan(self) -> StepPlan:
         """Return the rows of the next step and reserve their positions."""
@@ -136,19 +135,22 @@ class Scheduler:
             self.counters.count_step(plan)
         return plan
 
-    # -- committing ------------------------------------------------------------------------
+    # -- settling --------------------------------------------------------------------------
 
     def propose(self, request: Request, drafts: Sequence[int]) -> None:
-        """Offer tokens for the next step to verify, behind a request's newest token.
+        """Set the drafts that the next step verifies.
+
+        Drafts are dropped if the request has a token in flight, since drafts continue the
+        newest token.
 
         Args:
-            request: A request whose tokens the host has all read.
-            drafts: Its proposals; they replace earlier ones.
+            request: The request.
+            drafts: Proposals for the next tokens; earlier drafts are replaced.
         """
         request.drafts = () if request.awaits_tokens else tuple(drafts)
 
     def mark_in_flight(self, plan: StepPlan) -> None:
-        """Note that the plan's sampled tokens are on their way."""
+        """Mark the tokens that a plan samples as in flight."""
         for row in plan.rows:
             request = self._roster.get(row.request)
             if request is None or not row.samples:
@@ -164,11 +166,10 @@ class Scheduler:
 
         Args:
             row: A row of the oldest plan that is not settled.
-            tokens: The row's tokens: none if it samples nothing, else the accepted drafts and
-                the token behind them.
+            tokens: The accepted drafts and the next token; empty for rows without logits.
 
         Returns:
-            The request; None if it has finished meanwhile, so that its tokens are void.
+            The request; None if the request has finished meanwhile. Its tokens are dropped.
         """
         request = self._roster.get(row.request)
         if request is None:
@@ -189,10 +190,10 @@ class Scheduler:
             self._cache.publish(sequence)
         return request
 
-    # -- looking ---------------------------------------------------------------------------
+    # -- figures ---------------------------------------------------------------------------
 
     def stats(self) -> SchedulerStats:
-        """Return the figures as they are now."""
+        """Return the present figures."""
         counters = attrs.asdict(self.counters, recurse=False)
         counters["decode_batch_occupancy_hist"] = dict(
             self.counters.decode_batch_occupancy_hist

@@ -1,4 +1,4 @@
-"""Counters of one scheduler."""
+"""Counters and figures of one scheduler."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ from .plan import StepPlan
 
 @attrs.frozen(kw_only=True)
 class SchedulerStats:
-    """A snapshot; counts are since load, the rest is the present.
+    """Figures of a scheduler. Counts are since load; other figures are present values.
 
     Attributes:
-        global_steps: Steps that were planned.
-        max_batch_occupancy: Most rows that one step had.
-        decode_batch_occupancy_hist: Decode rows -> steps that had so many.
+        global_steps: Planned steps with rows.
+        max_batch_occupancy: Most rows of a step.
+        decode_batch_occupancy_hist: Number of decode rows -> steps with that number.
         fused_greedy_epilogue_steps: Steps whose rows were all sampled by one argmax.
         admitted: Admissions, resumed requests included.
-        completed: Requests that finished, however.
-        admission_deferred_blocks: Times that the next turn waited for blocks.
-        admission_deferred_prefix: Times that a request waited for a prefix in the making.
-        rows_alloc_evicted: Rows that made no progress in a step for want of a block.
-        preemptions: Requests whose blocks were taken.
-        preemptions_recompute: Those that will recompute what the cache cannot give back.
-        preemptions_ssd: Those whose blocks were written to the cold tier first.
-        ssd_restores: Admissions that waited for the disk.
-        ssd_restore_bytes: Bytes that they restored.
-        ssd_restore_wait_ms: Time that they waited together, in milliseconds.
-        ssd_restore_waiting: Requests that wait for it now.
-        running: Requests in the running set.
+        completed: Requests that finished, cancelled and failed ones included.
+        admission_deferred_blocks: How often admission was refused for lack of blocks.
+        admission_deferred_prefix: How often admission was deferred for a pending prefix.
+        rows_alloc_evicted: Rows left out of a step for lack of blocks.
+        preemptions: Preempted requests.
+        preemptions_recompute: Preemptions without a spill to the cold tier.
+        preemptions_ssd: Preemptions after a spill to the cold tier.
+        ssd_restores: Admissions with a restore.
+        ssd_restore_bytes: Restored bytes.
+        ssd_restore_wait_ms: Total duration of restores in milliseconds.
+        ssd_restore_waiting: Requests that are restoring now.
+        running: Running requests.
         waiting: Requests in the queue.
-        block_capacity: Blocks that sequences may ever hold together.
-        block_available: Blocks that could be had now.
-        block_watermark: Blocks that admission leaves free while others run.
-        reserved_blocks: Blocks that running requests will still need for their known tokens.
+        block_capacity: Blocks that all sequences together can hold at most.
+        block_available: Free, evictable or growable blocks.
+        block_watermark: Blocks that admission keeps free while requests run.
+        reserved_blocks: Blocks that admitted requests still need for their known tokens.
     """
 
     global_steps: int

@@ -48,17 +48,17 @@ def decode_projected(
         window: Keys that a query sees, its own included; None for all before it.
 
     Returns:
-        `[N, Hq, Dv]`, and the new token of the pages; the old token if nothing was stored.
+        `[N, Hq, Dv]`, and the new write fence; the old fence if nothing was stored.
     """
     kind = _kind_of(projected, pages, turns, shape, norms, scoring)
     check = functools.partial(_check, kind, projected.shape[1])
     if _fits(projected, kind, pages, norms) and dispatch.takes_kernel(
         "decode_projected", (kind, projected.shape[1]), check
     ):
-        out, token = paged_launch.attend_made(
+        out, fence = paged_launch.attend_made(
             kind, projected, pages, slots, turns, norms, longest, scoring, window
         )
-        return out, token if shape.kv_heads else pages.token
+        return out, fence if shape.kv_heads else pages.fence
     return _in_two(projected, pages, slots, turns, shape, norms, longest, scoring, window)
 
 
@@ -74,11 +74,11 @@ def _in_two(
     window: int | None,
 ) -> tuple[mx.array, mx.array]:
     stored = (pages, slots) if shape.kv_heads else (None, None)
-    q, token = prepare_heads(projected, *stored, turns, shape=shape, norms=norms)
-    pages = pages if token is None else attrs.evolve(pages, token=token)
+    q, fence = prepare_heads(projected, *stored, turns, shape=shape, norms=norms)
+    pages = pages if fence is None else attrs.evolve(pages, fence=fence)
     where = (slots.tables, slots.rows, slots.positions)
     out = paged_decode(q, pages, *where, scoring, longest=longest, window=window)
-    return out, pages.token
+    return out, pages.fence
 
 
 def _kind_of(
@@ -135,10 +135,10 @@ def _check(kind: Shape, width: int, seed: int = 1) -> None:
     window = 2 * page.size + 3
     for longest, seen in ((1, None), (3 * paged_plan.UNSPLIT // 2, None), (end, window)):
         mine, other = (_pages(kind, 3 * blocks + 1, seed + 6) for _ in range(2))
-        out, token = paged_launch.attend_made(
+        out, fence = paged_launch.attend_made(
             kind, projected, mine, slots, turns, norms, longest, scoring, seen
         )
-        mx.eval(out, token)
+        mx.eval(out, fence)
         null_page = other.keys[0], other.values[0]
         places = (other, slots) if making.stores else (None, None)
         q, _ = prepare_heads_reference(projected, *places, turns, shape, norms)
@@ -146,16 +146,16 @@ def _check(kind: Shape, width: int, seed: int = 1) -> None:
         want = paged_decode_reference(q, other, *where, scoring, longest=end, window=seen)
         other.keys[0], other.values[0] = null_page  # the reference writes the null page, too
         dispatch.compare(
-            [out, token, mine.keys, mine.values],
-            [want, other.token + 1, other.keys, other.values],
+            [out, fence, mine.keys, mine.values],
+            [want, other.fence + 1, other.keys, other.values],
         )
 
 
 def _pages(kind: Shape, num_pages: int, seed: int) -> Pages:
     pages = random_pages(kind.dtype, num_pages, kind.page, seed)
-    token = mx.array([5], mx.int32)
-    mx.eval(pages.keys, pages.values, token)
-    return attrs.evolve(pages, token=token)
+    fence = mx.array([5], mx.int32)
+    mx.eval(pages.keys, pages.values, fence)
+    return attrs.evolve(pages, fence=fence)
 
 
 def _turns(making: Making, seed: int) -> Turns | None:

@@ -26,7 +26,7 @@ def prepare_heads(
 ) -> tuple[mx.array, mx.array | None]:
     """Norm and rotate the heads of a step, and write keys and values to their pages in place.
 
-    A later read of the pages takes the returned token as input, so that it runs after the
+    A later read of the pages takes the returned write fence as input, so that it runs after the
     write. Values are not rotated. A block id of 0 or less is the null block; its tokens are not
     written.
 
@@ -39,7 +39,7 @@ def prepare_heads(
         norms: Norms of queries, keys and values.
 
     Returns:
-        Queries `[T, Hq, D]`, and the new token of the pages, None without pages.
+        Queries `[T, Hq, D]`, and the new write fence, None without pages.
     """
     plan = heads_launch.plan_of(projected, pages, turns, shape, norms)
     check = functools.partial(_check, projected, pages, turns, shape, norms)
@@ -73,7 +73,7 @@ def prepare_heads_reference(
     places = token_rows(blocks, slots.positions % page_size, shape.kv_heads, page_size)
     scatter_rows(pages.keys, places, k.astype(pages.keys.dtype))
     scatter_rows(pages.values, places, v.astype(pages.values.dtype))
-    return q, pages.token
+    return q, pages.fence
 
 
 def _normed(x: mx.array, norm: Norm | None) -> mx.array:
@@ -135,24 +135,24 @@ def _check(
     positions = mx.array([page_size, page_size - 1, 2 * page_size], mx.int32)
     slots = Slots(tables, mx.array([0, 1, 1], mx.int32), positions)
     mine, other, before = (_check_pages(pages, projected.dtype, seed) for _ in range(3))
-    got, token = prepare_heads_kernel(rows, mine, slots, turns, shape, norms)
-    assert token is not None
-    mx.eval(got, token)
+    got, fence = prepare_heads_kernel(rows, mine, slots, turns, shape, norms)
+    assert fence is not None
+    mx.eval(got, fence)
     want, _ = prepare_heads_reference(rows, other, slots, turns, shape, norms)
     # the last token belongs to the null block, which only the reference writes
     pairs = ((mine.keys, other.keys, before.keys), (mine.values, other.values, before.values))
     dispatch.compare(
-        [got, token, *(pool for pool, _, _ in pairs)],
-        [want, before.token + 1, *(mx.concatenate([b[:1], o[1:]]) for _, o, b in pairs)],
+        [got, fence, *(pool for pool, _, _ in pairs)],
+        [want, before.fence + 1, *(mx.concatenate([b[:1], o[1:]]) for _, o, b in pairs)],
     )
 
 
 def _check_pages(pages: Pages, dtype: mx.Dtype, seed: int) -> Pages:
     keys = dispatch.noise(seed + 2, dtype, 5, *pages.keys.shape[1:])
     values = dispatch.noise(seed + 3, dtype, 5, *pages.values.shape[1:])
-    token = mx.array([5], mx.int32)
-    mx.eval(keys, values, token)
-    return Pages(keys, values, token)
+    fence = mx.array([5], mx.int32)
+    mx.eval(keys, values, fence)
+    return Pages(keys, values, fence)
 
 
 def _probe(

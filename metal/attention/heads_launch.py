@@ -86,15 +86,15 @@ def launched(
     """Put the launch into the graph, and return what `prepare_heads` returns."""
     places, num_pages = [ints(0)], 0
     if pages is not None and slots is not None:
-        places = [pages.keys, pages.values, pages.token]
+        places = [pages.keys, pages.values, pages.fence]
         places += [slots.tables, slots.rows, slots.positions]
         num_pages = slots.tables.shape[-1]
     if turns is not None:
         places.append(turns.factors)
     numbers = floats(*epsilons_of(norms), *projected.shape, num_pages)
     inputs = (projected, *places, *weights_of(norms), numbers)
-    q, token = plan.kernel(*inputs, launch=plan.launch)
-    return q, None if pages is None else token
+    q, fence = plan.kernel(*inputs, launch=plan.launch)
+    return q, None if pages is None else fence
 
 
 def _unsupported(

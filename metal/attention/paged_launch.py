@@ -114,7 +114,7 @@ def attend_made(
         window: Keys that a query sees, its own included; None for all before it.
 
     Returns:
-        `[N, Hq, Dv]`, and the pages' new token.
+        `[N, Hq, Dv]`, and the new write fence.
     """
     further = [] if turns is None else [turns.factors]
     further += weights_of(norms)
@@ -149,9 +149,9 @@ def _launched(
         outputs=_outputs(shape, q.shape[0], splits),
     )
     where = (slots.tables, slots.rows, slots.positions)
-    inputs = (q, pages.keys, pages.values, *where, *sink, *further, fp, pages.token)
-    out, *stats, token = _attention(shape, splits)(*inputs, launch=started)
-    return _combine(shape, out, stats[0], sink, splits) if stats else out, token
+    inputs = (q, pages.keys, pages.values, *where, *sink, *further, fp, pages.fence)
+    out, *stats, fence = _attention(shape, splits)(*inputs, launch=started)
+    return _combine(shape, out, stats[0], sink, splits) if stats else out, fence
 
 
 def _attention(shape: Shape, splits: int) -> Kernel:
@@ -166,10 +166,10 @@ def _attention(shape: Shape, splits: int) -> Kernel:
 
 def _outputs(shape: Shape, num_queries: int, splits: int) -> list[Output]:
     lead, v_dims = (num_queries, shape.page.heads * shape.group), shape.page.v_dims
-    token = ((1,), mx.int32)
+    fence = ((1,), mx.int32)
     if splits == 1:
-        return [((*lead, v_dims), shape.dtype), token]
-    return [((*lead, splits, v_dims), mx.float32), ((*lead, splits, 2), mx.float32), token]
+        return [((*lead, v_dims), shape.dtype), fence]
+    return [((*lead, splits, v_dims), mx.float32), ((*lead, splits, 2), mx.float32), fence]
 
 
 def _combine(

@@ -42,24 +42,24 @@ class Layout:
 class Pages:
     """Pools of one layer, `B` pages of `S` tokens. Page 0 is the null page, without content.
 
-    Kernels write to pages in place, and MLX does not know of these writes. The token orders
-    them: each write takes the current token and returns the next one; each read takes the
-    current token.
+    Kernels write to pages in place, and MLX does not know of these writes. The write fence
+    orders the writes: each write takes the current fence and returns the next one, and each
+    read takes the current fence.
 
     Attributes:
         keys: `[B, Hk, S, D]`.
         values: `[B, Hk, S, Dv]`, in the dtype of the keys.
-        token: `[1]` int32, returned by the last write to pools of the layer's group.
+        fence: `[1]` int32, returned by the last write to pools of the layer's group.
     """
 
     keys: mx.array
     values: mx.array
-    token: mx.array
+    fence: mx.array
 
     def settle(self) -> None:
-        """Wait for writes of kernels, before MLX operations read, which take no token."""
+        """Wait for writes of kernels before MLX operations read: they take no write fence."""
         if launch.builds_graphs():
-            mx.eval(self.token)
+            mx.eval(self.fence)
 
     @property
     def size(self) -> int:
@@ -80,22 +80,22 @@ class GroupPages:
     Attributes:
         keys: Key pool of each layer, `[B, Hk, S, D]`.
         values: Value pool of each layer, `[B, Hk, S, Dv]`.
-        token: Token returned by the last write to any layer. A step writes to its layers in
-            order, so one chain of tokens orders all writes.
+        fence: The write fence returned by the last write to any layer. A step writes to its
+            layers in order, so one chain of fences orders all writes.
     """
 
     keys: list[mx.array]
     values: list[mx.array]
-    token: mx.array
+    fence: mx.array
 
     def settle(self) -> None:
         """Wait for writes of kernels, as `Pages.settle` does."""
         if launch.builds_graphs():
-            mx.eval(self.token)
+            mx.eval(self.fence)
 
     def layer(self, ordinal: int) -> Pages:
         """Return the pages of a layer after the last write."""
-        return Pages(self.keys[ordinal], self.values[ordinal], self.token)
+        return Pages(self.keys[ordinal], self.values[ordinal], self.fence)
 
 
 def gather_pages_reference(
@@ -127,7 +127,7 @@ def gather_pages_kernel(
     )
     # shared by all layers of a step
     where = ints(tables.shape[1], first_block, num_keys)
-    inputs = (pages.keys, pages.values, tables, row, where, pages.token)
+    inputs = (pages.keys, pages.values, tables, row, where, pages.fence)
     keys, values = _KERNEL(*inputs, launch=launch)
     return keys, values
 
@@ -185,7 +185,7 @@ def random_pages(dtype: mx.Dtype, num_pages: int, layout: Layout, seed: int = 1)
     first, second = mx.random.split(mx.random.key(seed))
     keys = mx.random.normal((*shape, layout.dims), key=first)
     values = mx.random.normal((*shape, layout.v_dims), key=second)
-    return Pages(keys.astype(dtype), values.astype(dtype), token=mx.zeros(1, mx.int32))
+    return Pages(keys.astype(dtype), values.astype(dtype), fence=mx.zeros(1, mx.int32))
 
 
 def _probe(

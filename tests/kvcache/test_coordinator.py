@@ -182,11 +182,11 @@ def test_a_stale_hit_is_refused(
     stranger = coordinator.open(SequenceId(3), range(50, 59))
     coordinator.match_prefix(stranger)
 
-    with pytest.raises(CacheMisuseError, match="not valid"):
+    with pytest.raises(CacheMisuseError, match="stale or belongs"):
         coordinator.attach(stranger, hit)
     other = attach(coordinator, 4, range(70, 80))
     coordinator.reserve(other, 16)
-    with pytest.raises(CacheMisuseError, match="not valid"):
+    with pytest.raises(CacheMisuseError, match="stale or belongs"):
         coordinator.attach(late, hit)
     assert late.cursor == 0
     coordinator.check()
@@ -461,7 +461,7 @@ def test_a_new_sequence_may_be_released(make_coordinator: MakeCoordinator) -> No
     coordinator.match_prefix(sequence)
     coordinator.release(sequence)
 
-    with pytest.raises(CacheMisuseError, match="it is released"):
+    with pytest.raises(CacheMisuseError, match="the sequence is released"):
         coordinator.release(sequence)
 
 
@@ -474,21 +474,21 @@ def test_misuse_is_refused(make_coordinator: MakeCoordinator, attach: Start) -> 
 
     with pytest.raises(CacheMisuseError, match="open already"):
         coordinator.open(SequenceId(1), range(9))
-    with pytest.raises(CacheMisuseError, match="no token"):
+    with pytest.raises(CacheMisuseError, match="at least one token"):
         coordinator.open(SequenceId(3), [])
-    with pytest.raises(CacheMisuseError, match="it is attached, not new"):
+    with pytest.raises(CacheMisuseError, match="the sequence is attached, not new"):
         coordinator.attach(sequence, hit)
-    with pytest.raises(CacheMisuseError, match="it is new, not attached"):
+    with pytest.raises(CacheMisuseError, match="the sequence is new, not attached"):
         coordinator.reserve(waiting, 1)
     with pytest.raises(CacheMisuseError, match="not negative"):
         coordinator.reserve(sequence, -1)
     coordinator.release(sequence)
     for use in (coordinator.reserve, coordinator.commit, coordinator.rewind):
-        with pytest.raises(CacheMisuseError, match="it is released"):
+        with pytest.raises(CacheMisuseError, match="the sequence is released"):
             use(sequence, 0)
-    with pytest.raises(CacheMisuseError, match="it is released"):
+    with pytest.raises(CacheMisuseError, match="the sequence is released"):
         coordinator.publish(sequence)
-    with pytest.raises(CacheMisuseError, match="it is released"):
+    with pytest.raises(CacheMisuseError, match="the sequence is released"):
         coordinator.record(sequence, [1])
     coordinator.check()
 
@@ -690,7 +690,7 @@ def test_a_prefix_without_its_state_is_latched(prefill: Start) -> None:
         lambda: coordinator.record(second, [7]),
         lambda: coordinator.publish(second),
     ):
-        with pytest.raises(CacheMisuseError, match="without the state that belongs to it"):
+        with pytest.raises(CacheMisuseError, match="the snapshot of its prefix is missing"):
             refused()
 
     assert (second.frontier, second.num_published, second.tokens) == before

@@ -42,7 +42,7 @@ def test_moves_are_those_of_the_table(start: SequenceStatus, to: SequenceStatus)
 
         assert sequence.status is to
         return
-    with pytest.raises(CacheMisuseError, match=f"it is {start.value}"):
+    with pytest.raises(CacheMisuseError, match=f"the sequence is {start.value}"):
         sequence.move(to)
     assert sequence.status is start
 
@@ -129,11 +129,11 @@ def test_only_an_attached_sequence_is_used(status: SequenceStatus) -> None:
     sequence = make_sequence()
     sequence.status = status
 
-    with pytest.raises(CacheMisuseError, match=f"it is {status.value}, not attached"):
+    with pytest.raises(CacheMisuseError, match=f"the sequence is {status.value}, not attached"):
         sequence.record([])
-    with pytest.raises(CacheMisuseError, match=f"it is {status.value}, not attached"):
+    with pytest.raises(CacheMisuseError, match=f"the sequence is {status.value}, not attached"):
         sequence.commit(0)
-    with pytest.raises(CacheMisuseError, match=f"it is {status.value}, not attached"):
+    with pytest.raises(CacheMisuseError, match=f"the sequence is {status.value}, not attached"):
         sequence.rewind(0)
 
 
@@ -142,9 +142,9 @@ def test_a_latched_sequence_is_not_used() -> None:
     sequence = make_attached(num_tokens=8, cursor=8, frontier=4)
     sequence.latched = True
 
-    with pytest.raises(CacheMisuseError, match="without the state that belongs to it"):
+    with pytest.raises(CacheMisuseError, match="the snapshot of its prefix is missing"):
         sequence.record([42])
-    with pytest.raises(CacheMisuseError, match="without the state that belongs to it"):
+    with pytest.raises(CacheMisuseError, match="the snapshot of its prefix is missing"):
         sequence.commit(1)
     assert (sequence.frontier, len(sequence.tokens)) == (4, 8)
     sequence.rewind(4)  # to undo a step needs no state

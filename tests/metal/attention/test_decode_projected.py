@@ -76,7 +76,7 @@ class Case:
         shape = self.shape
         layout = Layout(shape.kv_heads or 2, PAGE_SIZE, shape.head_dim, shape.value_dim)
         pages = random_pages(self.dtype, NUM_PAGES, layout)
-        mx.eval(pages.keys, pages.values, pages.token)
+        mx.eval(pages.keys, pages.values, pages.fence)
         return pages
 
     def slots(self) -> Slots:
@@ -112,9 +112,9 @@ CASES = {
 
 
 def one(case: Case, longest: int) -> tuple[mx.array, mx.array, Pages]:
-    """Return what one launch computes, its token, and the pages after it."""
+    """Return what one launch computes, its fence, and the pages after it."""
     pages = case.pages()
-    out, token = decode_projected(
+    out, fence = decode_projected(
         case.projected(),
         pages,
         case.slots(),
@@ -125,24 +125,24 @@ def one(case: Case, longest: int) -> tuple[mx.array, mx.array, Pages]:
         scoring=case.scoring,
         window=case.window,
     )
-    mx.eval(out, token)
-    return out, token, pages
+    mx.eval(out, fence)
+    return out, fence, pages
 
 
 def two(case: Case, longest: int) -> tuple[mx.array, mx.array, Pages]:
     """Return the same of two launches."""
     pages, slots = case.pages(), case.slots()
     stored = (pages, slots) if case.shape.kv_heads else (None, None)
-    q, token = prepare_heads(
+    q, fence = prepare_heads(
         case.projected(), *stored, case.turns, shape=case.shape, norms=case.norms
     )
-    token = pages.token if token is None else token
+    fence = pages.fence if fence is None else fence
     where = (slots.tables, slots.rows, slots.positions)
-    after = attrs.evolve(pages, token=token)
+    after = attrs.evolve(pages, fence=fence)
     how: Any = {"scoring": case.scoring, "longest": longest, "window": case.window}
     out = paged_decode(q, after, *where, **how)
-    mx.eval(out, token)
-    return out, token, pages
+    mx.eval(out, fence)
+    return out, fence, pages
 
 
 def plain(x: mx.array) -> np.ndarray:
@@ -152,13 +152,13 @@ def plain(x: mx.array) -> np.ndarray:
 @pytest.mark.parametrize("longest", [1, 128])
 @pytest.mark.parametrize("name", CASES)
 def test_one_launch_does_what_two_do(name: str, longest: int) -> None:
-    """PK-1: results, pages and the token are those of making heads, then attending."""
+    """PK-1: results, pages and the fence are those of making heads, then attending."""
     case, before = CASES[name], dispatch.counts()
-    out, token, pages = one(case, longest)
+    out, fence, pages = one(case, longest)
     assert dispatch.counts()["decode_projected:host"] > before.get("decode_projected:host", 0)
-    want, want_token, want_pages = two(case, longest)
+    want, want_fence, want_pages = two(case, longest)
 
-    assert (out.shape, out.dtype, token.item()) == (want.shape, want.dtype, want_token.item())
+    assert (out.shape, out.dtype, fence.item()) == (want.shape, want.dtype, want_fence.item())
     for got, other in (
         (out, want),
         (pages.keys, want_pages.keys),

@@ -112,9 +112,9 @@ def make_pages(case: Case, num_blocks: int = 6) -> Pages:
     shape = case.shape
     keys = draw(7, num_blocks, shape.kv_heads, PAGE_SIZE, shape.head_dim, dtype=case.dtype)
     values = draw(8, num_blocks, shape.kv_heads, PAGE_SIZE, shape.value_dim, dtype=case.dtype)
-    token = mx.array([5], mx.int32)
-    mx.eval(keys, values, token)
-    return Pages(keys, values, token)
+    fence = mx.array([5], mx.int32)
+    mx.eval(keys, values, fence)
+    return Pages(keys, values, fence)
 
 
 def slots_of(positions: Sequence[int], rows: Sequence[int]) -> Slots:
@@ -145,17 +145,17 @@ def test_kernel_and_reference_agree(name: str, size: float) -> None:
     mine, other = make_pages(case), make_pages(case)
     rows = case.rows(5, size)
 
-    q, token = heads.prepare_heads(
+    q, fence = heads.prepare_heads(
         rows, mine, slots, arguments[0], shape=case.shape, norms=arguments[2]
     )
-    mx.eval(q, token)
+    mx.eval(q, fence)
     want, _ = heads.prepare_heads_reference(rows, other, slots, *arguments)
 
     assert_close(q, want, case.dtype)
     assert_close(mine.keys, other.keys, case.dtype)
     assert_close(mine.values, other.values, case.dtype)
-    assert token is not None
-    assert token.item() == 6
+    assert fence is not None
+    assert fence.item() == 6
 
 
 @pytest.mark.parametrize("name", ["qwen3", "gated", "interleaved"])
@@ -194,10 +194,10 @@ def test_queries_alone_need_no_pages(num_tokens: int) -> None:
     turns = angles(case.rope, mx.arange(num_tokens))
     norms, rows = case.made_norms(), case.rows(num_tokens)
 
-    q, token = heads.prepare_heads(rows, None, None, turns, shape=case.shape, norms=norms)
+    q, fence = heads.prepare_heads(rows, None, None, turns, shape=case.shape, norms=norms)
     want, _ = heads.prepare_heads_reference(rows, None, None, turns, case.shape, norms)
     assert_close(q, want, mx.float32)
-    assert token is None
+    assert fence is None
 
 
 @pytest.mark.parametrize("name", ["qwen3", "half-precision", "plain"])
@@ -239,10 +239,10 @@ def test_the_reference_runs_where_the_kernel_cannot(case: Case, pool: mx.Dtype) 
     slots = slots_of([2, 5], [0, 1])
     pages = make_pages(attrs.evolve(case, dtype=pool))
     before = dispatch.counts().get("prepare_heads:ops", 0)
-    q, token = heads.prepare_heads(
+    q, fence = heads.prepare_heads(
         case.rows(2), pages, slots, angles(case.rope, slots.positions), shape=case.shape
     )
 
     assert q.shape == (2, 2, case.shape.head_dim)
-    assert token is pages.token
+    assert fence is pages.fence
     assert dispatch.counts()["prepare_heads:ops"] == before + 1

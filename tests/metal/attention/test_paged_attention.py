@@ -75,7 +75,7 @@ def case(dtype: mx.Dtype = mx.float32, layout: Layout = LAYOUT, group: int = 2) 
         tables[row, (end - 1) // layout.size + 1 :] = 9999
     q = mx.random.normal((4, layout.heads * group, layout.dims), key=mx.random.key(5))
     rows, positions = mx.array([2, 1, 0, 1], mx.int32), mx.array([19, 122, 89, -1], mx.int32)
-    pages = Pages(keys, values, held.token)
+    pages = Pages(keys, values, held.fence)
     return Case(pages, mx.array(tables), rows, positions, q.astype(dtype))
 
 
@@ -334,7 +334,7 @@ def test_wrong_kernels_are_noticed(right: str, wrong: str) -> None:
     c = case()
     keys = mx.where(mx.isnan(c.pages.keys), 5.0, c.pages.keys)
     values = mx.where(mx.isnan(c.pages.values), 5.0, c.pages.values)
-    where = (Pages(keys, values, c.pages.token), *c.where[1:])
+    where = (Pages(keys, values, c.pages.fence), *c.where[1:])
 
     def broken(name: str, body: str) -> str:
         assert name != "paged_attention" or right in body

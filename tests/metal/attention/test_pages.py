@@ -69,7 +69,7 @@ def test_any_part_of_a_table_is_gathered(data, index: int, first: int) -> None:
     held = random_pages(mx.float32, 6, LAYOUT)
     poisoned = mx.array(held.keys)
     poisoned[0] = mx.nan
-    held = Pages(poisoned, held.values, held.token)
+    held = Pages(poisoned, held.values, held.fence)
     with launch.using(emulator.HostBackend()):
         got = gather_pages_kernel(
             held, TABLES, row(index), first_block=first, num_keys=num_keys
@@ -122,7 +122,7 @@ def test_pages_settle_where_writes_are_lazy(monkeypatch: pytest.MonkeyPatch) -> 
     assert waited == []
     with launch.using(launch.MlxBackend("test", dict, "mkx_metal.h")):
         held.settle()
-    assert [id(array) for array in waited] == [id(held.token)]
+    assert [id(array) for array in waited] == [id(held.fence)]
 
 
 @pytest.mark.parametrize("lazy", [False, True])
@@ -131,12 +131,12 @@ def test_pages_in_a_trace_cannot_settle(lazy: bool) -> None:
     held = random_pages(mx.float32, 6, LAYOUT)
     backend = launch.MlxBackend("test", dict, "mkx_metal.h")
 
-    def read(token: mx.array) -> mx.array:
-        Pages(held.keys, held.values, token).settle()
-        return token + 1
+    def read(fence: mx.array) -> mx.array:
+        Pages(held.keys, held.values, fence).settle()
+        return fence + 1
 
     if not lazy:
-        assert mx.compile(read)(held.token).item() == 1
+        assert mx.compile(read)(held.fence).item() == 1
         return
     with launch.using(backend), pytest.raises(ValueError, match="eval"):
-        mx.compile(read)(held.token)
+        mx.compile(read)(held.fence)
