@@ -144,7 +144,7 @@ class Coordinator(Capacity):
     def find_blocks(self, chain: PrefixChain, first: int, count: int) -> list[BlockId]:
         """Return the ids of published blocks `[first, first + count)` of a chain.
 
-        The ids belong to the primary group and stop before the first unpublished block.
+        The ids are of the primary group and end before the first unpublished block.
         """
         return self._primary.find_blocks(chain, first, count)
 
@@ -162,10 +162,8 @@ class Coordinator(Capacity):
         for group, entries in zip(self.groups, hit.blocks, strict=True):
             held = group.real_blocks(entries)
             if [b.hash for b in held] != hashes[len(entries) - len(held) : num_blocks]:
-                raise CacheMisuseError(
-                    f"attach sequence {sequence.id}",
-                    "the hit is stale or belongs to another sequence",
-                )
+                state = "the hit is stale or belongs to another sequence"
+                raise CacheMisuseError(f"attach sequence {sequence.id}", state)
         sequence.start_at(hit.length)
         for manager, found in zip(self._managers, hit.found, strict=True):
             manager.attach(sequence, found)
@@ -181,9 +179,8 @@ class Coordinator(Capacity):
         group hands out a block, so the reservation succeeds in all groups or in none.
 
         Raises:
-            CacheExhaustedError: A group has too few blocks. Pools may have grown, and the
-                sequence may have lost blocks that a window has moved past. Nothing else
-                was changed.
+            CacheExhaustedError: A group has too few blocks. Nothing was changed, except that
+                pools may have grown and blocks that a window has moved past may be expired.
             CacheMisuseError: The sequence is not attached, or `n` is negative.
         """
         sequence.expect(SequenceStatus.ATTACHED, "reserve")
@@ -242,11 +239,9 @@ class Coordinator(Capacity):
     def publish(self, sequence: Sequence) -> int:
         """Publish the full blocks below the frontier in all groups, in order.
 
-        Then blocks that a window has moved past are released.
-
-        A block that another sequence has published meanwhile counts as published. The table
-        keeps its own copy, since table entries are never exchanged. A block whose hash belongs
-        to other content ends the chain, since lookups could not reach its successors.
+        Then blocks that a window has moved past are released. A block that another sequence
+        published first counts as published, and the sequence keeps its own block. A block
+        whose hash belongs to other content ends the published chain.
 
         Returns:
             The number of newly published blocks of the sequence.
