@@ -1,4 +1,4 @@
-"""Blocks of a group with a window that one sequence holds, however long it is."""
+"""Bounds on the blocks that one sequence holds in a group with a window."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from .block_table import blocks_for
 
 @attrs.frozen
 class Resident:
-    """Blocks of a group with a window that one sequence holds, however long it is.
+    """Bounds on the blocks that one sequence holds in a group with a window.
 
-    A window, the tokens that steps compute at once, and one block since neither begins at
-    a block's first token.
+    The blocks hold a window and the tokens of steps. One more block is needed because the
+    window need not begin at the first token of a block.
 
     Attributes:
-        most: With the slice of a prefill that is being computed and the next one.
-        least: With one of them: blocks that the next one can do without are given back
-            before they could be published.
+        most: Blocks for the window, the slice in flight and the next slice.
+        least: Blocks for the window and one slice. The next slice then takes blocks behind
+            the window before they are published.
     """
 
     most: int
@@ -26,12 +26,12 @@ class Resident:
 
     @classmethod
     def of(cls, spec: AttentionSpec | None, block_size: int, max_slice: int) -> Resident | None:
-        """Return what a group needs; None if that grows with the sequence.
+        """Return the bounds of a group; None if the blocks grow with the sequence.
 
         Args:
-            spec: What the group's layers keep.
+            spec: The specification of the group's layers.
             block_size: Tokens of a block.
-            max_slice: Tokens of one sequence that a step computes, at most.
+            max_slice: Most tokens of one sequence that a step computes.
         """
         if spec is None or spec.visible_tokens is None:
             return None
@@ -43,9 +43,9 @@ class Resident:
 
 
 def largest_slice(spec: AttentionSpec, num_blocks: int, block_size: int) -> int | None:
-    """Return the tokens that a step may compute of a sequence alone in its pool, or None."""
+    """Return the longest slice of a sequence alone in its pool; None without a window."""
     if spec.visible_tokens is None:
         return None
-    usable = num_blocks - 1  # and one that is not used in full, as neither end is aligned
+    usable = num_blocks - 1  # without the null block; one more block is lost to alignment
     tokens = (usable - 1) * block_size - (spec.visible_tokens - 1)
     return max(block_size, tokens // block_size * block_size)
