@@ -7,6 +7,9 @@ from pathlib import Path
 
 import mlx.core as mx
 
+_TOTAL_MEMORY = ("memory_size", "total_memory")
+"""Keys of MLX's device info with the bytes of a GPU's memory: of Metal, and of CUDA."""
+
 
 def is_gpu() -> bool:
     """Whether the default device is a GPU."""
@@ -27,7 +30,8 @@ def _linux_available_bytes() -> int | None:
 def available_bytes() -> int | None:
     """Return the bytes that are free for arrays, None if the system does not report them."""
     if is_gpu():
-        total = mx.device_info().get("memory_size")
+        info = mx.device_info()
+        total = next((info[key] for key in _TOTAL_MEMORY if key in info), None)
         return int(total) - mx.get_active_memory() if total is not None else None
     available = _linux_available_bytes()
     if available is None and hasattr(os, "sysconf"):

@@ -71,3 +71,22 @@ def test_on_a_gpu_active_arrays_are_subtracted(
     monkeypatch.setattr(mx, "get_active_memory", lambda: 1_000)
 
     assert device.available_bytes() == expected
+
+
+@pytest.mark.parametrize(
+    ("info", "free"),
+    [
+        ({"memory_size": 1000}, 900),
+        ({"total_memory": 1000, "free_memory": 1}, 900),
+        ({"device_name": "unknown"}, None),
+    ],
+)
+def test_a_gpus_memory_is_known_on_metal_and_on_cuda(
+    monkeypatch: pytest.MonkeyPatch, info: dict[str, Any], free: int | None
+) -> None:
+    """KV-7: each back end of MLX names its memory differently."""
+    monkeypatch.setattr(device, "is_gpu", lambda: True)
+    monkeypatch.setattr(mx, "device_info", lambda: info)
+    monkeypatch.setattr(mx, "get_active_memory", lambda: 100)
+
+    assert device.available_bytes() == free
