@@ -84,7 +84,12 @@ def test_reasoning_is_dim_at_a_terminal(talk, model, monkeypatch, thinking):
     monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
     encode = model.encode
     template = {} if thinking is None else {"enable_thinking": thinking}
-    monkeypatch.setattr(model, "encode", lambda p, **_: encode(p, template_kwargs=template))
+
+    def encoded(prompt, **_):
+        flags = template if isinstance(prompt[0], dict) else None
+        return encode(prompt, template_kwargs=flags)
+
+    monkeypatch.setattr(model, "encode", encoded)
     loop, _ = talk("What is 3 plus 5?", max_tokens=64)
     reasoning = "".join(text for text, dim in parts if dim)
     answer = "".join(text for text, dim in parts if not dim)

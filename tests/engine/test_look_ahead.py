@@ -116,7 +116,7 @@ def test_a_step_that_cannot_be_read_fails_alone(
 
 def stub(**values: Any) -> Any:
     """Return a step as far as the loop asks about it."""
-    known = {"in_place": True, "decodes": True, "tokens": [mx.zeros(1)]}
+    known = {"in_place": True, "decodes": True, "fences": [mx.zeros(1)]}
     return SimpleNamespace(**known | values)
 
 
@@ -143,7 +143,7 @@ def test_restored_blocks_wait_until_the_device_is_free(wrote: bool) -> None:
         (stub(decodes=False), stub(decodes=False), False),
         (stub(in_place=False), stub(), False),
         (stub(), stub(in_place=False), False),
-        (stub(), stub(tokens=[]), False),
+        (stub(), stub(fences=[]), False),
         (stub(), None, False),
         (None, stub(), False),
     ],

@@ -82,7 +82,7 @@ def test_a_field_is_a_metric() -> None:
     parsed = parse(render(from_stats("neve_cold", stats, gauges={"quota_bytes"})))
 
     assert parsed["neve_cold_hits_total"] == {
-        "help": "Blocks that were read, found sound and published.",
+        "help": "Blocks that were read, verified and published.",
         "kind": "counter",
         "samples": [("neve_cold_hits_total", {}, 3.0)],
     }

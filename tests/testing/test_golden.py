@@ -50,7 +50,7 @@ def test_goldens_without_logits(tmp_path: Path):
 
 @pytest.mark.parametrize(
     ("text", "word"),
-    [("{", "no JSON"), ("{}", "prompts"), ('{"prompts": [{"id": 1}]}', r"prompts\[0\]")],
+    [("{", "is not JSON"), ("{}", "prompts"), ('{"prompts": [{"id": 1}]}', r"prompts\[0\]")],
 )
 def test_malformed_goldens_are_named(tmp_path: Path, text: str, word: str):
     """FW-6: a golden.json that cannot be read says where."""
