@@ -22,6 +22,7 @@ from neve.coldtier.tier import ColdTier
 from neve.coldtier.transfer.capture import CaptureBudget
 from neve.coldtier.transfer.reader import PORTION_BLOCKS
 from neve.contract.layer_spec import FullAttention
+from neve.contract.page_format import keys_and_values
 from neve.ids import SHARED_DOMAIN, Fingerprint
 from neve.pools.layer_pool import LayerPool
 
@@ -30,7 +31,8 @@ from .figures import Figure
 NUM_BLOCKS = 93
 ROUNDS = 15
 LAYERS, HEADS, WIDTH, BLOCK = 30, 3, 64, 16
-GEOMETRY = KvGeometry(BLOCK, LAYERS, HEADS, WIDTH, WIDTH, "F32")  # SmolLM2: 737 KB a block
+PAGE = keys_and_values(HEADS, WIDTH, WIDTH)
+GEOMETRY = KvGeometry(BLOCK, LAYERS, PAGE, "F32")  # SmolLM2: 737 KB a block
 TOKENS = list(range(NUM_BLOCKS * BLOCK))
 
 _MODEL = Fingerprint(bytes(32))

@@ -20,6 +20,7 @@ from neve.contract.prompt import text_prompt
 from neve.engine.cold import cold_stats
 from neve.engine.commands import Submit
 from neve.engine.core import Core
+from neve.engine.faults import Faults
 from neve.engine.handles import Handle
 from neve.engine.journal import Journal
 from neve.engine.lanes import PagedLane
@@ -86,7 +87,7 @@ def _microseconds(context: int) -> float:
     prefix = [i % 4000 for i in range(context)]
     params = SamplingParams(max_tokens=8 * STEPS, ignore_eos=True)
     for i in range(ROWS):
-        handle = Handle(RequestId(i), lambda _: None)
+        handle = Handle(RequestId(i), lambda _: None, Faults())
         prompt = text_prompt((*prefix, i))
         loop._serve(Submit(handle, prompt, params, SHARED_DOMAIN, time.perf_counter()))
     while loop._scheduler.stats().waiting or loop._scheduler.stats().running < ROWS:
