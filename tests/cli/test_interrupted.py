@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -17,8 +18,9 @@ pytestmark = [
 ]
 
 MOMENTS = [(i + 0.5) / 10 for i in range(10)]
-WHOLE_SWEEP = ("families", "doctor", "cache export", "cache import")
-DEMO_MOMENTS = [0.05, 0.7, 0.8, 0.9]  # its folder, and its processes, come last
+SOAK = bool(os.environ.get("NEVE_SOAK"))
+LIGHT_MOMENTS = MOMENTS if SOAK else [0.1, 0.8]
+DEMO_MOMENTS = MOMENTS if SOAK else [0.05, 0.8]  # the demo's folder and processes come last
 FAULTS = ("Traceback", "Exception ignored", "terminate called", "not empty", "Aborted")
 
 
@@ -66,7 +68,7 @@ def test_commands_that_load_a_model(name, fresh):
 @pytest.mark.parametrize("name", LIGHT)
 def test_commands_without_a_model(name, fresh):
     """UX-2: the whole of these is mostly imports."""
-    codes = sweep(LIGHT[name], fresh, MOMENTS if name in WHOLE_SWEEP else [0.1, 0.8])
+    codes = sweep(LIGHT[name], fresh, LIGHT_MOMENTS)
 
     assert codes[0] == 130
 
@@ -76,7 +78,7 @@ def test_demo(fresh):
     codes = sweep(DEMO, fresh, DEMO_MOMENTS)
 
     assert codes[0] == 130
-    assert codes.count(130) >= 2
+    assert codes.count(130) >= len(DEMO_MOMENTS) // 2
 
 
 def test_ignored_interrupts_stay_ignored(fresh):
