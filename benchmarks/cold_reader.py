@@ -40,7 +40,7 @@ _MODEL = Fingerprint(bytes(32))
 
 @attrs.frozen
 class Spent:
-    """What a run took, in milliseconds: on the wall, and of all processors together."""
+    """The time of a run, in milliseconds: wall-clock time, and time of all processors."""
 
     wall_ms: float
     cpu_ms: float

@@ -1,8 +1,8 @@
 """Standard streams that may be closed, broken or full: one rule for all commands.
 
-Stdout has the results. What cannot be written there fails the command, whichever it is; a
-reader that has gone away ends it without a word, as it ends other programs. Stderr has remarks,
-and a remark that nobody can read stops nothing. A closed stdin is an empty one.
+Stdout has the results. A failed write to stdout fails every command. A reader that has closed
+its pipe ends the command silently, as in other programs. Stderr has remarks; a failed write to
+stderr stops nothing. A closed stdin counts as empty.
 """
 
 from __future__ import annotations

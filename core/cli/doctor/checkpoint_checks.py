@@ -53,7 +53,7 @@ _ADVICE: tuple[tuple[type[Exception], str], ...] = (
     (ConfigError, "download config.json again, or ask whoever made the checkpoint"),
     (CheckpointError, "download the files again: one is missing or damaged"),
 )
-"""What to do about an error, the more special ones first."""
+"""Error class -> advice. The first class that matches counts, so subclasses come first."""
 
 
 def _advice(error: Exception) -> str:

@@ -1,4 +1,4 @@
-"""What tensors the two kinds of object consist of: blocks of keys and values, and sidecars."""
+"""The tensors of the two kinds of object: KV blocks and sidecars."""
 
 from __future__ import annotations
 
