@@ -49,8 +49,10 @@ def find_hit(
         limit: Most blocks of the hit.
         awaited: `(chain, held, limit)` -> leading blocks that are published or pending.
     """
-    size, longest = chain.block_size, finders[0].find(chain, limit).num_blocks
-    found = find_agreed(finders, chain, longest)
+    size, first = chain.block_size, finders[0].find(chain, limit)
+    longest = first.num_blocks
+    # a model with one kind of group needs no second search
+    found = (first,) if len(finders) == 1 else find_agreed(finders, chain, longest)
     held = found[0].num_blocks
     entries = {i: blocks for answer in found for i, blocks in answer.blocks.items()}
     return PrefixHit(
